@@ -1,0 +1,428 @@
+"""Demonstrations: one .npz format, recorded, saved, loaded and checked here.
+
+    python utils/demos.py inspect FILE    # episodes, lengths, returns, ranges, versions, who made it
+    python utils/demos.py verify FILE     # restores every state, applies the recorded action, prints the greatest error and where
+
+A file holds N steps of E episodes, one after the other, as flat arrays of numbers and strings (no object arrays, so nothing is ever unpickled):
+
+    observations        (N, d) float32     what the policy saw before step i, raw (never normalised)
+    actions             (N, k) float32     what the policy intended at step i; (N,) int64 for a discrete task
+    rewards             (N,) float64       the true reward of step i: for reports, never for learning
+    terminated          (N,) bool          the task ended the episode at step i
+    truncated           (N,) bool          the horizon ended it. The last row of an episode, and no other, has one of the two or both
+    final_observations  (E, d) float32     the observation after the last step of each episode
+    episode_starts      (E + 1,) int64     episode e is rows episode_starts[e] to episode_starts[e + 1] - 1: the first entry is 0, the last N
+    env_id              string
+  and, where known:
+    states              (N, m) float64     utils.envs.get_state before step i: the time step first. Without them there are no expert resets
+    executed_actions    as actions         what the environment executed (trembling hand); left out: the same as `actions`
+    reset_seeds         (E,) int64         the seed that each episode was reset with; -1: unknown
+    p_tremble           float64            of the environment that they were recorded in; left out: 0
+    made_by, versions   strings            who or what made it; a JSON object of versions
+
+Next observations are the next row's, or `final_observations` at an episode's end: to store those E rows alone halves the price of observations, and
+still never joins two episodes. To keep files small, a state's last d entries are left out where they only repeat the observation, as PyBullet's do;
+the file then says `states_end_with_observation` = True. Other number types are converted on loading, float64 to float32 among them.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import sys
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from utils.envs import get_state, make_env, set_state  # noqa: E402
+
+# On the machine that recorded it, a restored step gives the recorded numbers to the bit. Another CPU or build may round differently: up to this
+# error, relative to max(1, |recorded|), which is the last digit or two of a float32, a file is accepted with a warning.
+TOLERANCE = 1e-6
+# Steps that load() replays, in 0.2 s. A fault in 1.5 % of all steps (what a physics engine's contact cache does) goes unseen once in 20 files.
+CHECKED_STEPS = 200
+
+TYPES = {"observations": np.float32, "actions": None, "executed_actions": None, "rewards": np.float64, "terminated": bool, "truncated": bool}
+TYPES |= {"states": np.float64, "final_observations": np.float32, "reset_seeds": np.int64, "episode_starts": np.int64}
+PER_STEP = ("observations", "actions", "executed_actions", "rewards", "terminated", "truncated", "states")
+PER_EPISODE = ("final_observations", "reset_seeds")
+
+
+class DemosError(ValueError):
+    """Demonstrations that must not be trained on. One sentence: which file, where in it or which flag, and what to do."""
+
+    def __init__(self, source, sentence):
+        super().__init__(f"{source}: {sentence}")
+
+
+@dataclasses.dataclass
+class Demos:
+    """Demonstrations in memory: the arrays of the file format, in its types, with nothing left out but `states`, which is None in foreign data."""
+
+    observations: np.ndarray
+    actions: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    final_observations: np.ndarray
+    episode_starts: np.ndarray
+    env_id: str
+    states: np.ndarray | None = None
+    executed_actions: np.ndarray | None = None
+    reset_seeds: np.ndarray | None = None
+    p_tremble: float = 0.0
+    made_by: str = "unknown"
+    versions: str = "{}"
+
+    def __post_init__(self):
+        if self.executed_actions is None:
+            self.executed_actions = self.actions
+        if self.reset_seeds is None:
+            self.reset_seeds = np.full(max(np.size(self.episode_starts) - 1, 0), -1)
+        action_type = np.int64 if np.asarray(self.actions).dtype.kind in "iu" else np.float32
+        for name, dtype in TYPES.items():
+            if getattr(self, name) is not None:
+                setattr(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype or action_type))
+        self.env_id, self.made_by, self.versions, self.p_tremble = str(self.env_id), str(self.made_by), str(self.versions), float(self.p_tremble)
+        dict(json.loads(self.versions))  # raises ValueError or TypeError here rather than where it is shown
+
+    @property
+    def n_episodes(self):
+        return len(self.episode_starts) - 1
+
+    @property
+    def lengths(self):
+        """(E,) int64: steps of each episode."""
+        return np.diff(self.episode_starts)
+
+    @property
+    def returns(self):
+        """(E,) float64: true return of each episode, undiscounted."""
+        return np.add.reduceat(self.rewards, self.episode_starts[:-1])
+
+    @property
+    def next_observations(self):
+        """(N, d) float32: the observation after each step; at an episode's end its final one, never the next episode's first."""
+        following = np.roll(self.observations, -1, axis=0)
+        following[self.episode_starts[1:] - 1] = self.final_observations
+        return following
+
+    def where(self, row):
+        """'row 1234 (episode 1, step 234)', for messages."""
+        episode = np.searchsorted(self.episode_starts, row, side="right") - 1
+        return f"row {row} (episode {episode}, step {row - self.episode_starts[episode]})"
+
+    def subset(self, episodes):
+        """Demos of these episodes (a sequence of indices), in the given order."""
+        episodes = np.asarray(episodes, dtype=np.int64)
+        rows = np.concatenate([np.arange(self.episode_starts[e], self.episode_starts[e + 1]) for e in episodes])
+        picked = {name: getattr(self, name)[rows] for name in PER_STEP if getattr(self, name) is not None}
+        picked |= {name: getattr(self, name)[episodes] for name in PER_EPISODE}
+        return dataclasses.replace(self, **picked, episode_starts=np.cumsum([0, *self.lengths[episodes]]))
+
+    def need_states(self, source, flag):
+        """Raises DemosError where there are no states. `flag` is what asks for them, such as "--alpha 0.5"."""
+        if self.states is None:
+            sentence = f"has no simulator states, and {flag} resets the simulator to them (observations leave out much of what decides the future)"
+            raise DemosError(source, f"{sentence}: use --alpha 0 or behavioural cloning, which work without resets, or record with utils/demos.py")
+
+
+def installed_versions():
+    """The versions here of what decides a simulation's numbers: name -> version."""
+    versions = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in ("numpy", "gymnasium", "pybullet", "pybullet-envs-gymnasium", "mujoco"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
+    return versions
+
+
+def record(env, policy, n_episodes, made_by):
+    """Demos of `n_episodes` whole episodes of policy(observation) -> action in `env` (from utils.envs.make_env), from its own start states."""
+    rows = {name: [] for name in PER_STEP}
+    final_observations, reset_seeds, episode_starts = [], [], [0]
+    for _ in range(n_episodes):
+        observation, info = env.reset()
+        reset_seeds.append(info["seed"])
+        done = False
+        while not done:
+            state, action = get_state(env), np.asarray(policy(observation), dtype=env.action_space.dtype)
+            next_observation, reward, terminated, truncated, info = env.step(action)
+            step = (observation, action, info["executed_action"], reward, terminated, truncated, state)
+            for values, value in zip(rows.values(), step, strict=True):
+                values.append(np.array(value))
+            observation, done = next_observation, terminated or truncated
+        final_observations.append(np.array(observation))
+        episode_starts.append(len(rows["rewards"]))
+    demos = Demos(
+        **rows,
+        final_observations=final_observations,
+        reset_seeds=reset_seeds,
+        episode_starts=episode_starts,
+        env_id=env.unwrapped.spec.id,
+        p_tremble=env.p_tremble,
+        made_by=made_by,
+        versions=json.dumps(installed_versions()),
+    )
+    check_arrays(demos, "recorded demonstrations")
+    check_fits(demos, env, "recorded demonstrations")
+    return demos
+
+
+def save(path, demos):
+    """Write `demos` to `path`, whole or not at all. Raises DemosError where the file exists, or `read` would refuse it."""
+    path = Path(path)
+    if path.exists():
+        raise DemosError(path, "exists and is not overwritten: delete it or choose another name")
+    check_arrays(demos, path)
+    arrays = {name: value for name, value in vars(demos).items() if value is not None}
+    if np.array_equal(demos.executed_actions, demos.actions):
+        del arrays["executed_actions"]
+    d = demos.observations.shape[1]
+    if demos.states is not None and np.array_equal(demos.states[:, -d:], demos.observations):
+        arrays |= {"states": demos.states[:, :-d], "states_end_with_observation": True}
+    arrays = {name: np.asarray(value, order="F") for name, value in arrays.items()}  # column by column compresses a tenth better
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(unfinished, "wb") as file:
+            np.savez_compressed(file, **arrays)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def load(source, env, n_demos=None, check_dynamics=True):
+    """The first `n_demos` (None: all) demonstrations of `source` (see `read`), checked against the `env` in which they will be used.
+
+    Where there are states, some steps are replayed in `env`. Its generators do not move, but it ends elsewhere: reset it before use.
+    Raises DemosError, in one sentence, before anything is trained.
+    """
+    demos = read(source)
+    check_fits(demos, env, source)
+    if n_demos is not None:
+        if not 1 <= n_demos <= demos.n_episodes:
+            raise DemosError(source, f"holds {demos.n_episodes} demonstrations and --n-demos asks for {n_demos}: give 1 to {demos.n_episodes}")
+        demos = demos.subset(range(n_demos))
+    if check_dynamics and demos.states is not None:
+        n_steps = len(demos.rewards)
+        worst, sentence = check_replay(demos, env, np.random.default_rng(0).permutation(n_steps)[:CHECKED_STEPS], source)
+        if worst > 0:
+            warnings.warn(f"{source}: {sentence}", stacklevel=2)
+    return demos
+
+
+def read(source):
+    """Demos from a path, or from a Minari id such as "mujoco/hopper/expert-v0", checked for all that needs no environment. Raises DemosError."""
+    minari_id = re.fullmatch(r"(?:minari:)?((?:[\w-]+/)*[\w-]+-v\d+)", str(source))
+    demos = from_minari(minari_id[1], source) if minari_id and not Path(source).exists() else from_file(Path(source))
+    check_arrays(demos, source)
+    return demos
+
+
+def from_file(path):
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError:
+        raise DemosError(path, "no such file: give --demos an .npz file or a Minari id") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        raise DemosError(path, f"cannot be read, it is truncated or damaged ({error}): copy or record it again") from error
+    except (ValueError, TypeError) as error:
+        sentence = "is not an .npz of plain arrays (pickled content can run code and is never loaded): write it with utils/demos.py"
+        raise DemosError(path, sentence) from error
+    fields = dataclasses.fields(Demos)
+    missing = [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in arrays]
+    if missing:
+        raise DemosError(path, f"lacks {', '.join(missing)}: write it with utils/demos.py, which describes the format")
+    try:
+        if arrays.get("states_end_with_observation", False):
+            arrays["states"] = np.hstack([arrays["states"], arrays["observations"]])
+        return Demos(**{field.name: arrays[field.name] for field in fields if field.name in arrays})
+    except (KeyError, ValueError, TypeError) as error:
+        raise DemosError(path, f"holds something of the wrong kind ({error}): write it with utils/demos.py, which describes the format") from error
+
+
+def from_minari(dataset_id, source):
+    """Demos from a Minari data set, downloaded if need be. These have no simulator states."""
+    try:
+        import minari
+    except ImportError:
+        raise DemosError(source, 'no such file, and to load it as a Minari data set do: pip install "minari[hf,hdf5]"') from None
+    try:
+        dataset = minari.load_dataset(dataset_id, download=True)
+        episodes = list(dataset.iterate_episodes())
+    except Exception as error:  # whatever its network and file layers raise
+        raise DemosError(source, f"Minari cannot load it ({error}): `minari list remote` shows the ids") from error
+    for i, episode in enumerate(episodes):
+        if not isinstance(episode.observations, np.ndarray) or len(episode.observations) != len(episode.actions) + 1:
+            raise DemosError(source, f"episode {i} lacks a flat observation of every step and of its end: choose a data set that has them")
+    episode_starts = np.cumsum([0] + [len(episode.actions) for episode in episodes])
+    flat = {name: np.concatenate([getattr(episode, name) for episode in episodes]) for name in ("actions", "rewards", "terminations", "truncations")}
+    # Where the collector stopped in mid-episode the data set marks no end: to a learner that is a truncation.
+    flat["truncations"][episode_starts[1:] - 1] |= ~flat["terminations"][episode_starts[1:] - 1]
+    return Demos(
+        observations=np.concatenate([episode.observations[:-1] for episode in episodes]),
+        actions=flat["actions"],
+        rewards=flat["rewards"],
+        terminated=flat["terminations"],
+        truncated=flat["truncations"],
+        final_observations=[episode.observations[-1] for episode in episodes],
+        episode_starts=episode_starts,
+        env_id=dataset.env_spec.id,
+        made_by=f"Minari data set {dataset_id}",
+    )
+
+
+def check_arrays(demos, source):
+    """Raises DemosError unless the arrays are finite and fit together."""
+    starts, n_steps, n_episodes = demos.episode_starts, len(demos.observations), demos.n_episodes
+    if n_steps == 0 or starts.size < 2:
+        raise DemosError(source, "holds no demonstrations: record some")
+    wrong = np.array([starts[0] != 0, *(np.diff(starts) <= 0)])
+    wrong[-1] |= starts[-1] != n_steps
+    if wrong.any():
+        sentence = f"episode_starts must increase from 0 to the number of steps, {n_steps}, but entry {wrong.argmax()} is {starts[wrong.argmax()]}"
+        raise DemosError(source, f"{sentence}: correct it")
+    d = demos.observations.reshape(n_steps, -1).shape[1]
+    shapes = dict.fromkeys(("rewards", "terminated", "truncated"), (n_steps,)) | {"observations": (n_steps, d)}
+    shapes |= {"actions": (n_steps, *demos.actions.shape[1:]), "executed_actions": demos.actions.shape}
+    shapes |= {"final_observations": (n_episodes, d), "reset_seeds": (n_episodes,)}
+    if demos.states is not None:
+        shapes["states"] = (n_steps, demos.states.shape[-1])
+    for name, shape in shapes.items():
+        value = getattr(demos, name)
+        if value.shape != shape:
+            raise DemosError(source, f"{name} has the shape {value.shape} and needs {shape}: see the format in utils/demos.py")
+        wrong = ~np.isfinite(value.reshape(len(value), -1)).all(axis=1)
+        if wrong.any():
+            place = demos.where(wrong.argmax()) if name in PER_STEP else f"row {wrong.argmax()}"
+            raise DemosError(source, f"{name} has a NaN or an infinity in {place}: leave that episode out or record it again")
+    ends = np.isin(np.arange(n_steps), starts[1:] - 1)
+    wrong = (demos.terminated | demos.truncated) != ends
+    if wrong.any():
+        fault = "is the last of its episode but neither" if ends[wrong.argmax()] else "is not the last of its episode but"
+        raise DemosError(source, f"{demos.where(wrong.argmax())} {fault} terminated or truncated: correct these flags or episode_starts")
+    if demos.states is not None:
+        wrong = demos.states[:, 0] != np.arange(n_steps) - np.repeat(starts[:-1], demos.lengths)
+        if wrong.any():
+            fault = f"the state of {demos.where(wrong.argmax())} says time step {demos.states[wrong.argmax(), 0]:g}"
+            raise DemosError(source, f"{fault}: states and actions are out of step, so record them again")
+
+
+def check_fits(demos, env, source):
+    """Raises DemosError unless task, sizes, bounds and horizon are those of `env`, which is reset."""
+    env_id, space = env.unwrapped.spec.id, env.action_space
+    if demos.env_id != env_id:
+        raise DemosError(source, f"was made in {demos.env_id} and not in {env_id}: give --env-id {demos.env_id}, or another --demos")
+    discrete = isinstance(space, gym.spaces.Discrete)
+    if discrete != (demos.actions.dtype == np.int64):
+        raise DemosError(source, f"actions are {demos.actions.dtype} and {env_id} takes {space.dtype}: store them as the environment takes them")
+    env.reset(seed=0)  # some need one before they have a state; with a seed given, the stream of start states does not move
+    sizes = {"observations": env.observation_space.shape, "actions": space.shape, "states": get_state(env).shape}
+    for name, shape in sizes.items():
+        value = getattr(demos, name)
+        if value is not None and value.shape[1:] != shape:
+            raise DemosError(source, f"{name} has the shape {value.shape} and {env_id} has {shape} a step: use data of this version of the task")
+    low, high = (space.start, space.start + space.n - 1) if discrete else (space.low, space.high)
+    for name in ("actions", "executed_actions"):
+        values = getattr(demos, name)
+        outside = (values < low) | (values > high)
+        if outside.any():
+            row = np.argwhere(outside)[0][0]
+            value, least, most = (np.broadcast_to(x, values.shape)[outside][0] for x in (values, low, high))
+            fault = f"{name} has {value:g} in {demos.where(row)}, outside [{least:g}, {most:g}]"
+            raise DemosError(source, f"{fault}: clip or rescale the actions as the environment does")
+    if demos.lengths.max() > env.horizon:
+        fault = f"episode {demos.lengths.argmax()} has {demos.lengths.max()} steps and the horizon is {env.horizon}"
+        raise DemosError(source, f"{fault}: give a horizon of at least {demos.lengths.max()}")
+
+
+def check_replay(demos, env, rows, source, tolerance=TOLERANCE):
+    """Restore the state of each of `rows` in `env`, apply the action that was executed there, and compare with the record.
+
+    Errors are relative to max(1, |recorded|). Returns the greatest (0: equal to the bit) and a sentence on it. Raises DemosError above `tolerance`.
+    """
+    d, next_observations = demos.observations.shape[1], demos.next_observations
+    p_tremble, env.p_tremble = env.p_tremble, 0.0
+    errors = np.empty((len(rows), 2 * d + 2))
+    for i, row in enumerate(rows):
+        restored = set_state(env, demos.states[row])
+        observation, reward, terminated, _, _ = env.step(demos.executed_actions[row])
+        expected = np.array([*demos.observations[row], *next_observations[row], demos.rewards[row], demos.terminated[row]], dtype=np.float64)
+        errors[i] = np.abs(np.array([*restored, *observation, reward, terminated], dtype=np.float64) - expected) / np.maximum(1, np.abs(expected))
+    env.p_tremble = p_tremble
+    errors[np.isnan(errors)] = np.inf
+    i, column = np.unravel_index(errors.argmax(), errors.shape)
+    name = [*(f"restored observation[{j}]" for j in range(d)), *(f"next observation[{j}]" for j in range(d)), "reward", "terminated"][column]
+    worst, n_different = errors[i, column], (errors > 0).any(axis=1).sum()
+    sentence = f"{len(rows)} of {len(demos.rewards)} steps replayed, {n_different} not equal to the bit, greatest error {worst:.3g}"
+    if worst > 0:
+        made, here = json.loads(demos.versions), installed_versions()
+        changed = [f"{key} {made.get(key)} -> {here.get(key)}" for key in made | here if made.get(key) != here.get(key)]
+        sentence += f" in the {name} of {demos.where(rows[i])}; versions then and now: {', '.join(changed) or 'the same'}"
+    if worst > tolerance:
+        raise DemosError(source, f"{demos.env_id} does not reproduce it ({sentence}): record it again here, or install the versions that made it")
+    return worst, sentence
+
+
+def inspect(source):
+    """Print what a file or Minari data set holds."""
+    demos = read(source)
+    n_steps, n_truncated = len(demos.rewards), (demos.truncated & ~demos.terminated).sum()
+    trembled = (demos.actions != demos.executed_actions).reshape(n_steps, -1).any(axis=1).sum()
+    facts = {
+        "file": f"{source}, {Path(source).stat().st_size / 1e6:.2f} MB" if Path(source).exists() else source,
+        "environment": f"{demos.env_id}, p_tremble {demos.p_tremble:g}, {trembled} trembled steps",
+        "made by": demos.made_by,
+        "versions": ", ".join(f"{name} {version}" for name, version in json.loads(demos.versions).items()) or "unknown",
+        "episodes": f"{demos.n_episodes} of {n_steps} steps in all, {demos.terminated.sum()} terminated, {n_truncated} truncated",
+        "states": "none: no expert resets" if demos.states is None else f"{demos.states.shape[1]} numbers a step",
+    }
+    for name, fact in facts.items():
+        print(f"{name:<16}{fact}")
+    table = {"length": demos.lengths, "return": demos.returns}
+    for name in ("observations", "actions"):
+        columns = getattr(demos, name).reshape(n_steps, -1).T
+        table |= {f"{name[:-1]}[{i}]": column for i, column in enumerate(columns)}
+    print(f"\n{'':<16}{'min':>14}{'mean':>14}{'max':>14}")
+    for name, values in table.items():
+        constant = "  constant" if "[" in name and values.min() == values.max() else ""
+        print(f"{name:<16}{values.min():>14.6g}{values.mean(dtype=np.float64):>14.6g}{values.max():>14.6g}{constant}")
+
+
+def verify(source, tolerance):
+    """Replay every step from its restored state and print the greatest error and where. Raises DemosError above `tolerance`."""
+    demos = read(source)
+    demos.need_states(source, "verify")
+    env = make_env(demos.env_id, horizon=int(demos.lengths.max()))
+    check_fits(demos, env, source)
+    _, sentence = check_replay(demos, env, np.arange(len(demos.rewards)), source, tolerance)
+    print(f"{source}: {sentence}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Inspect or verify a file of demonstrations.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("inspect", help="episodes, lengths, returns, ranges, versions, who made it").add_argument("file")
+    verify_parser = commands.add_parser("verify", help="restore every state, apply the recorded action, print the greatest error and where")
+    verify_parser.add_argument("file")
+    verify_parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="greatest accepted error, relative to max(1, |recorded|)")
+    args = parser.parse_args()
+    try:
+        inspect(args.file) if args.command == "inspect" else verify(args.file, args.tolerance)
+    except DemosError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
