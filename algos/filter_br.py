@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))
-from utils.demos import DemosError, load  # noqa: E402
+from utils.demos import DemosError, load_split  # noqa: E402
 from utils.envs import get_state, make_env, set_state  # noqa: E402
 
 # ========================================================================================================================================== args
@@ -284,7 +284,8 @@ def update_reward(f, optimizer, expert_pairs, learner_pairs, weights, learning_r
             loss = loss + 0.05 * (f_expert.square().mean() + f_learner.square().mean())
         loss.backward()
         optimizer.step(learning_rate)
-    return {"gap": gap, "penalty": penalty, "f_expert": f_expert.mean(), "f_expert_std": f_expert.std(), "f_learner": f_learner.mean(), "f_learner_std": f_learner.std()}
+    logs = {"gap": gap, "penalty": penalty, "f_expert": f_expert.mean(), "f_expert_std": f_expert.std()}
+    return {name: value.detach() for name, value in (logs | {"f_learner": f_learner.mean(), "f_learner_std": f_learner.std()}).items()}
 
 
 # ============================================================================================================================ policy player: SAC
@@ -552,26 +553,6 @@ def plot_learning_curve(folder, log, references):
     plt.close(figure)
 
 
-def load_demos(args, env):
-    """Training and validation demonstrations, checked against the environment, and the known returns of whoever made them."""
-    path = args.demos or str(ROOT / "utils" / "data" / f"{args.env_id}.npz")
-    demos = load(path, env)
-    needed = args.n_demos + args.n_validation_demos
-    if min(args.n_demos, args.n_validation_demos) < 1 or demos.n_episodes < needed:
-        raise DemosError(path, f"holds {demos.n_episodes} demonstrations, of which --n-demos {args.n_demos} and --n-validation-demos"
-                               f" {args.n_validation_demos} take {needed}: both must be at least 1, and fit")  # fmt: skip
-    if args.alpha > 0 or args.anneal_alpha:
-        demos.need_states(path, f"--alpha {args.alpha}")
-    references = {"expert's demonstrations (no trembling)": float(demos.returns.mean())}
-    notes = Path(path).with_suffix(".json")
-    if notes.exists():
-        measured = json.loads(notes.read_text())["returns"].get(f"{args.p_tremble:g}")
-        if measured:
-            references = {f"expert (p_tremble {args.p_tremble:g})": measured["mean"]}
-    validation = demos.subset(range(demos.n_episodes - args.n_validation_demos, demos.n_episodes))
-    return demos.subset(range(args.n_demos)), validation, references
-
-
 def check_args(args):
     """One sentence about the first argument that can't be, before anything is started."""
     for name, low, high in (("alpha", 0, 1), ("p_tremble", 0, 1), ("gamma", 0, 1), ("tau", 0, 1)):
@@ -602,7 +583,9 @@ def train(args, folder):
     env = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 2))
     rollout_env = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 3))
 
-    demos, validation_demos, references = load_demos(args, env)
+    demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+    if args.alpha > 0 or args.anneal_alpha:
+        demos.need_states(args.demos or args.env_id, f"--alpha {args.alpha}")
     expert_pairs = torch.from_numpy(np.concatenate([demos.observations, demos.actions], axis=1))
     expert_weight = len(expert_pairs) / demos.n_episodes / env.horizon
     validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)

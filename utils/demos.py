@@ -221,6 +221,24 @@ def load(source, env, n_demos=None, check_dynamics=True):
     return demos
 
 
+def load_split(source, env, n_demos, n_validation_demos):
+    """What a training script needs: Demos to train on (the first in the file), Demos to select the policy by (the last), and known returns.
+
+    An empty `source` means the demonstrations shipped for the task. The returns are {name: mean return}: of the demonstrations, or where utils/train_expert.py
+    has noted it beside the file (.json), of their expert in an environment that trembles like `env`. Raises DemosError.
+    """
+    path = source or Path(__file__).parent / "data" / f"{env.unwrapped.spec.id}.npz"
+    demos = load(path, env)
+    if min(n_demos, n_validation_demos) < 1 or demos.n_episodes < n_demos + n_validation_demos:
+        asked = f"--n-demos {n_demos} and --n-validation-demos {n_validation_demos}"
+        raise DemosError(path, f"holds {demos.n_episodes} demonstrations and {asked} take {n_demos + n_validation_demos}: give at least 1 each, and no more than it holds")
+    references = {"expert's demonstrations (no trembling)": float(demos.returns.mean())}
+    notes = Path(path).with_suffix(".json")
+    if notes.exists() and (measured := json.loads(notes.read_text())["returns"].get(f"{env.p_tremble:g}")):
+        references = {f"expert (p_tremble {env.p_tremble:g})": measured["mean"]}
+    return demos.subset(range(n_demos)), demos.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes)), references
+
+
 def read(source):
     """Demos from a path, or from a Minari id such as "mujoco/hopper/expert-v0", checked for all that needs no environment. Raises DemosError."""
     minari_id = re.fullmatch(r"(?:minari:)?((?:[\w-]+/)*[\w-]+-v\d+)", str(source))

@@ -234,7 +234,7 @@ class MujocoState(Remember):
         i = self.mujoco.mj_stateSize(model, self.physics)
         self.mujoco.mj_setState(model, data, state[:i], self.physics)
         self.mujoco.mj_forward(model, data)
-        self.mujoco.mj_setState(model, data, state[:i], self.physics)  # mj_forward must leave no trace in the warm start
+        self.mujoco.mj_setState(model, data, state[:i], self.physics)  # up to some version mj_forward changes the warm start
         for name in self.LAGGING:
             field = getattr(data, name)
             field[:] = state[i : i + field.size].reshape(field.shape)
@@ -284,7 +284,7 @@ def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None):
 
     with _quiet() if "Bullet" in env_id else contextlib.nullcontext():
         try:
-            env = gym.make(env_id, render_mode=render_mode, max_episode_steps=-1, disable_env_checker=True)
+            env = gym.make(env_id, render_mode=render_mode, disable_env_checker=True)
         except (gym.error.Error, ImportError) as error:
             raise ValueError(f"{env_id} could not be made: {error}") from error
         return ResettableEnv(_with_state(env), spec.max_episode_steps if horizon is None else horizon, p_tremble, seed)
