@@ -12,6 +12,7 @@ Signs: f(s, a) is a *reward*, high on the expert. The reward player raises L(pi,
 """
 
 import csv
+import importlib.util
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,8 +33,8 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-from utils.demos import DemosError, load_split  # noqa: E402
+sys.path.insert(0, str(ROOT))
+from utils.demos import load_split  # noqa: E402
 from utils.envs import get_state, make_env, set_state  # noqa: E402
 
 # ========================================================================================================================================== args
@@ -62,7 +64,7 @@ class Args:
     """record the first episode of every evaluation (needs moviepy)"""
     torch_threads: int = 1
     """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
-    matmul_precision: str = "highest"
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     """torch's float32 matrix products: "highest", or "medium" for bfloat16 products, faster on CPUs with AMX"""
     resume: str = ""
     """folder of an interrupted run to go on with; its own arguments are used"""
@@ -78,11 +80,11 @@ class Args:
     """lower alpha linearly from 1 to 0 over the outer iterations, in place of a constant one"""
 
     # Reward player
-    payoff: str = "sum"
+    payoff: Literal["sum", "mean"] = "sum"
     """"sum" of f over a trajectory, as in the paper, or "mean" over state-action pairs, which does not see how long an episode lasts"""
-    bound: str = "tanh"
+    bound: Literal["tanh", "l2"] = "tanh"
     """how f is kept in [-1, 1]: "tanh" of the output, or "l2", a penalty on its square"""
-    rewards: str = "recomputed"
+    rewards: Literal["recomputed", "recorded"] = "recomputed"
     """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
     n_rollouts: int = 4
     """whole trajectories of the current policy for each update of f"""
@@ -146,21 +148,23 @@ class Actor(nn.Module):
         self.register_buffer("scale", torch.as_tensor((action_space.high - action_space.low) / 2, dtype=torch.float32))
         self.register_buffer("bias", torch.as_tensor((action_space.high + action_space.low) / 2, dtype=torch.float32))
 
+    def mean_of(self, h):
+        return F.hardtanh(self.mean(h), -2.0, 2.0) if self.gsde else self.mean(h)  # with gSDE the mean stays where tanh is not yet flat
+
     def forward(self, observations):
         """The deterministic head, in the environment's units: what is evaluated and returned. (B, obs_dim) -> (B, action_dim)."""
-        return self.scale * torch.tanh(self.mean(self.hidden(observations))) + self.bias
+        return self.scale * torch.tanh(self.mean_of(self.hidden(observations))) + self.bias
 
     def sample_noise(self, rng):
         """A noise matrix E (gSDE), (hidden, action_dim), held for several steps of acting."""
         return self.log_std.exp() * torch.randn(self.log_std.shape, generator=rng) if self.gsde else None
 
     def sample(self, observations, rng, noise=None):
-        """Actions (B, action_dim) and their log-probabilities (B,). Without `noise`, gSDE draws one matrix for the whole batch."""
+        """Actions (B, action_dim) and the log-density (B,) of tanh(u), so in units of the action range. Without `noise`, gSDE draws one for the batch."""
         h = self.hidden(observations)
-        mean = self.mean(h)
+        mean = self.mean_of(h)
         if self.gsde:
             h = h.detach()  # the noise must not shape the features
-            mean = F.hardtanh(mean, -2.0, 2.0)  # keeps the mean where tanh is not yet flat
             deviation = h @ (self.sample_noise(rng) if noise is None else noise)
             variance = h.square() @ self.log_std.exp().square() + 1e-6
         else:
@@ -241,6 +245,9 @@ class OptimisticAdam:
 # ================================================================================================================================= reward player
 
 
+L2_COEFFICIENT = 0.05  # of --bound l2
+
+
 class Reward(nn.Module):
     """The learned reward f(s, a), high on the expert; in [-1, 1] with bound="tanh", as the paper's class F_r. (B, obs_dim + action_dim) -> (B,)."""
 
@@ -255,7 +262,7 @@ class Reward(nn.Module):
 
 
 def moment_gap(f_expert, f_learner, expert_weight, learner_weight):
-    """L(pi, f) / T = (E_expert[sum_t f] - E_pi[sum_t f]) / T (Eq. 6), from f on random state-action pairs of each side.
+    """L(pi, f) / T = (E_expert[sum_t f] - E_pi[sum_t f]) / T (in Algorithm 4), from f on random state-action pairs of each side.
 
     A trajectory's sum over T is the mean over its pairs times its length over T: so each mean is weighted by its side's mean episode length over T.
     An episode that ends at once thus has few terms, as in the paper; with weights 1 this is the mean over pairs, which does not see lengths.
@@ -281,7 +288,7 @@ def update_reward(f, optimizer, expert_pairs, learner_pairs, weights, learning_r
         penalty = gradient_penalty(f, expert_batch, learner_batch, args.gradient_target, rng)
         loss = args.gradient_penalty * penalty - gap
         if args.bound == "l2":
-            loss = loss + 0.05 * (f_expert.square().mean() + f_learner.square().mean())
+            loss = loss + L2_COEFFICIENT * (f_expert.square().mean() + f_learner.square().mean())
         loss.backward()
         optimizer.step(learning_rate)
     logs = {"gap": gap, "penalty": penalty, "f_expert": f_expert.mean(), "f_expert_std": f_expert.std()}
@@ -296,7 +303,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity, obs_dim, action_dim):
         self.rows = torch.zeros(capacity, 2 * obs_dim + action_dim + 2)
-        self.numpy_rows = self.rows.numpy()  # the same memory: writing a row through numpy is cheaper
+        self.numpy_rows = self.rows.numpy()  # the same memory: writing a row through numpy takes a third of the time
         self.obs_dim, self.sa_dim = obs_dim, obs_dim + action_dim
         self.n_added = 0
 
@@ -316,7 +323,7 @@ class ReplayBuffer:
         return self.rows[torch.randint(len(self), (n_batches * batch_size,), generator=rng)].split(batch_size)
 
     def state_dict(self):
-        return {"rows": self.rows[: len(self)], "n_added": self.n_added}
+        return {"rows": self.rows[: len(self)].clone(), "n_added": self.n_added}
 
     def load_state_dict(self, state):
         self.rows[: len(state["rows"])] = state["rows"]
@@ -367,7 +374,8 @@ class SAC:
 
         with torch.no_grad():
             self.target_vector.lerp_(self.critic_optimizer.vector, self.tau)
-        return {"critic_loss": critic_loss.detach(), "actor_loss": actor_loss.detach(), "q": q.detach().mean(), "entropy": -log_prob.detach().mean(), "temperature": temperature}
+        logs = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q": q.mean(), "entropy": -log_prob.mean(), "temperature": temperature}
+        return {name: value.detach() for name, value in logs.items()}
 
     def state_dict(self):
         modules = {name: getattr(self, name).state_dict() for name in ("actor", "critic", "target_critic", "log_temperature")}
@@ -455,7 +463,7 @@ class ValidationError:
     """
 
     def __init__(self, expert_episodes, horizon, seed, n_features=512):
-        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng(seed)
+        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng((seed, 8))
         self.center, self.spread = pairs.mean(0), np.maximum(pairs.std(0), 0.1)
         self.frequencies = rng.normal(size=(pairs.shape[1], n_features)) / math.sqrt(pairs.shape[1])
         self.phases = rng.uniform(0, 2 * math.pi, n_features)
@@ -473,13 +481,19 @@ class ValidationError:
 
 
 def evaluate(args, act, seed, validation_error=None, video_folder=None):
-    """The true return of `act` (observation -> action), its spread, episode length and validation error, in an environment of its own seeded by `seed`."""
+    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error.
+
+    In an environment of its own, seeded by `seed`, so that it draws nothing from training's streams.
+    """
     env = make_env(args.env_id, p_tremble=args.p_tremble, seed=seed, render_mode="rgb_array" if video_folder else None)
     if video_folder:
         from gymnasium.wrappers import RecordVideo
 
         env = RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0, name_prefix=f"timestep-{seed[-1]}", disable_logger=True)
-    episodes, returns = roll_out(env, act or (lambda observation, rng=np.random.default_rng(seed): env.random_action(rng)), args.eval_episodes)
+    if act is None:
+        rng = np.random.default_rng(seed)
+        act = lambda observation: env.random_action(rng)  # noqa: E731
+    episodes, returns = roll_out(env, act, args.eval_episodes)
     env.close()
     return {
         "return": float(np.mean(returns)),
@@ -501,22 +515,23 @@ def save_atomically(path, content):
 
 def describe_run(args):
     """Everything needed to run this again: the arguments, and what they ran on."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    try:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git here
+        commit = ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
     return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
 
 
 class Log:
-    """One row an outer iteration, to metrics.csv and TensorBoard."""
+    """One row an outer iteration, to metrics.csv and TensorBoard. The first `n_kept` rows of an earlier start are kept, later ones are written again."""
 
     def __init__(self, folder, n_kept):
-        self.path, self.columns = folder / "metrics.csv", None
-        last_timestep = None
-        if n_kept:  # resumed: what was written after the checkpoint is written again
-            lines = self.path.read_text().splitlines(keepends=True)[: n_kept + 1]
-            self.path.write_text("".join(lines))
-            last_timestep = int(lines[-1].split(",")[0])
-        self.tensorboard = SummaryWriter(folder, purge_step=last_timestep and last_timestep + 1)
+        self.path = folder / "metrics.csv"
+        self.path.touch()
+        lines = self.path.read_bytes().splitlines(keepends=True)[: n_kept + 1] if n_kept else []
+        os.truncate(self.path, sum(map(len, lines)))
+        self.tensorboard = SummaryWriter(folder, purge_step=int(lines[-1].split(b",")[0]) + 1 if lines else 0)
 
     def write(self, row):
         with open(self.path, "a", newline="") as file:
@@ -527,6 +542,7 @@ class Log:
         for name, value in row.items():
             if value != "":
                 self.tensorboard.add_scalar(name, value, row["charts/timesteps"])
+        self.tensorboard.flush()
 
     def read(self, *names):
         """The columns `names` of the rows that have them, as floats."""
@@ -554,16 +570,25 @@ def plot_learning_curve(folder, log, references):
 
 
 def check_args(args):
-    """One sentence about the first argument that can't be, before anything is started."""
+    """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
     for name, low, high in (("alpha", 0, 1), ("p_tremble", 0, 1), ("gamma", 0, 1), ("tau", 0, 1)):
         if not low <= getattr(args, name) <= high:
             raise SystemExit(f"--{name.replace('_', '-')} is {getattr(args, name)}: give a number from {low} to {high}")
-    for name, allowed in (("payoff", ("sum", "mean")), ("bound", ("tanh", "l2")), ("rewards", ("recomputed", "recorded")), ("matmul_precision", ("highest", "high", "medium"))):
-        if getattr(args, name) not in allowed:
-            raise SystemExit(f"--{name.replace('_', '-')} is {getattr(args, name)!r}: give one of {', '.join(allowed)}")
     for field in fields(args):
-        if field.type in (int, "int") and field.name not in ("seed", "learning_starts") and getattr(args, field.name) < 1:
-            raise SystemExit(f"--{field.name.replace('_', '-')} is {getattr(args, field.name)}: give at least 1")
+        least = 0 if field.name in ("seed", "learning_starts") else 1
+        if field.type in (int, "int") and getattr(args, field.name) < least:
+            raise SystemExit(f"--{field.name.replace('_', '-')} is {getattr(args, field.name)}: give at least {least}")
+    if args.capture_video and importlib.util.find_spec("moviepy") is None:
+        raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
+    try:
+        env = make_env(args.env_id, p_tremble=args.p_tremble)
+        if not hasattr(env.action_space, "high"):
+            raise SystemExit(f"--env-id {args.env_id} has discrete actions, and SAC needs continuous ones: choose another task")
+        demos, _, _ = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+        if args.anneal_alpha or args.alpha > 0:
+            demos.need_states(args.demos or args.env_id, "--anneal-alpha" if args.anneal_alpha else f"--alpha {args.alpha}")
+    except ValueError as error:  # of the environment or of the demonstrations
+        raise SystemExit(str(error)) from None
 
 
 # ======================================================================================================================================= training
@@ -571,21 +596,14 @@ def check_args(args):
 
 def train(args, folder):
     """Algorithm 4 with expert resets of probability alpha. Writes logs, checkpoint and policies into `folder`, and goes on where a checkpoint stands."""
-    check_args(args)
-    torch.set_num_threads(args.torch_threads)
-    torch.set_float32_matmul_precision(args.matmul_precision)
-
     # Every purpose has its own random stream, so that evaluating or logging never changes training.
-    torch.manual_seed(args.seed)  # initial weights
-    policy_rng = torch.Generator().manual_seed(args.seed)
-    reward_rng = torch.Generator().manual_seed(args.seed)
-    reset_rng, warmup_rng = (np.random.default_rng((args.seed, stream)) for stream in (0, 1))
-    env = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 2))
-    rollout_env = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 3))
+    streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 6)]
+    torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
+    policy_rng, reward_rng = (torch.Generator().manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
+    reset_rng, warmup_rng = (np.random.default_rng(stream) for stream in streams[3:5])
+    env, rollout_env = (make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, stream)) for stream in (6, 7))
 
     demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
-    if args.alpha > 0 or args.anneal_alpha:
-        demos.need_states(args.demos or args.env_id, f"--alpha {args.alpha}")
     expert_pairs = torch.from_numpy(np.concatenate([demos.observations, demos.actions], axis=1))
     expert_weight = len(expert_pairs) / demos.n_episodes / env.horizon
     validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
@@ -597,7 +615,7 @@ def train(args, folder):
     agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
     n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)
-    counts = {"iteration": 0, "timesteps": 0, "rollout_timesteps": 0, "labelled": 0, "best_error": math.inf}
+    counts = {"iteration": 0, "timesteps": 0, "rollout_timesteps": 0, "labelled": 0, "best_error": math.inf, "seconds": 0.0}
 
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
@@ -611,19 +629,19 @@ def train(args, folder):
         rollout_env.set_rng_state(saved["rollout_env_rng"])
         observation, counts, references = set_state(env, saved["env_state"].numpy()), saved["counts"], saved["references"]
     else:
-        references["random policy"] = evaluate(args, None, (args.seed, 4, 0))["return"]
+        references["random policy"] = evaluate(args, None, (args.seed, 9, 1))["return"]
         observation, _ = start_episode(env, demos, 1.0 if args.anneal_alpha else args.alpha, reset_rng)
     log = Log(folder, n_kept=counts["iteration"])
     progress = tqdm(total=args.total_timesteps, initial=counts["timesteps"], unit="step", disable=None)
     say = progress.write
     say(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
-    started = time.time()
+    started = time.time() - counts["seconds"]
 
     for iteration in range(counts["iteration"] + 1, n_iterations + 1):
         remaining = 1 - (iteration - 1) / n_iterations
 
-        # ---- Reward player: best response to the current policy alone, f <- argmax_f L(pi_i, f) (Eq. 6), on whole trajectories from the start states.
-        rollouts, _ = roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), args.n_rollouts)
+        # ---- Reward player: best response to the current policy alone, f <- argmax_f L(pi_i, f), on whole trajectories from the start states.
+        rollouts = [roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), 1)[0][0] for _ in range(args.n_rollouts)]
         learner_pairs = torch.from_numpy(np.concatenate(rollouts))
         counts["rollout_timesteps"] += len(learner_pairs)
         learner_weight = len(learner_pairs) / args.n_rollouts / env.horizon
@@ -647,18 +665,19 @@ def train(args, folder):
                 observation, is_expert_reset = start_episode(env, demos, alpha, reset_rng)
                 n_episodes, n_expert_resets = n_episodes + 1, n_expert_resets + is_expert_reset
             counts["timesteps"] += 1
+            progress.update()
             if counts["timesteps"] % args.train_freq == 0 and not warming_up:
                 label(buffer, f, counts)
                 learning_rate = args.learning_rate * (1 - counts["timesteps"] / args.total_timesteps)
                 for batch in buffer.sample(args.gradient_steps, args.batch_size, policy_rng):
                     policy_logs = agent.update(batch, learning_rate)
+                act = sampler(agent.actor, policy_rng, args.train_freq)  # with gSDE, new noise of the new policy
         label(buffer, f, counts)  # transitions since the last burst belong to this f
-        progress.update(counts["timesteps"] - progress.n)
 
         # ---- Evaluation, and selection of the policy that is returned: by validation error, never by the true reward.
         evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error"), "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
-            seed = (args.seed, 4, counts["timesteps"])
+            seed = (args.seed, 10, counts["timesteps"])
             video_folder = folder / "videos" if args.capture_video else None
             evaluation = evaluate(args, deterministic(agent.actor), seed, validation_error, video_folder)
             policy = {"actor": agent.actor.state_dict(), "timesteps": counts["timesteps"], "evaluation": evaluation}
@@ -667,18 +686,20 @@ def train(args, folder):
             if selected:
                 counts["best_error"] = evaluation["validation_error"]
                 save_atomically(folder / "policy.pt", policy)
-            say(f"{counts['timesteps']:>8} interactions  return {evaluation['return']:7.1f} +- {evaluation['return_std']:<6.1f} length {evaluation['length']:6.1f}  "
-                f"gap {reward_logs['gap']:6.3f}  validation error {evaluation['validation_error']:.4f}{' *' if selected else '  '}  "
-                + "  ".join(f"{name} {value:.0f}" for name, value in references.items()))  # fmt: skip
+            line = f"{counts['timesteps']:>8} interactions  return {evaluation['return']:7.1f} +- {evaluation['return_std']:<6.1f}"
+            line += f" length {evaluation['length']:6.1f}  gap {reward_logs['gap']:6.3f}"
+            line += f"  validation error {evaluation['validation_error']:.4f}{' *' if selected else '  '}"
+            say("  ".join([line, *(f"{name} {value:.0f}" for name, value in references.items())]))
+        counts["iteration"], counts["seconds"] = iteration, time.time() - started
         log.write(
-            {"charts/timesteps": counts["timesteps"], "charts/all_timesteps": counts["timesteps"] + counts["rollout_timesteps"], "charts/seconds": time.time() - started}
+            {"charts/timesteps": counts["timesteps"], "charts/all_timesteps": counts["timesteps"] + counts["rollout_timesteps"]}
+            | {"charts/seconds": counts["seconds"]}
             | {f"eval/{name}": value for name, value in evaluation.items()}
             | {f"disc/{name}": float(value) for name, value in reward_logs.items()}
             | {"disc/learner_length": learner_weight * env.horizon}
             | {f"losses/{name}": float(policy_logs.get(name, math.nan)) for name in ("critic_loss", "actor_loss", "q", "entropy", "temperature")}
             | {"resets/alpha": alpha, "resets/episodes": n_episodes, "resets/expert_fraction": n_expert_resets / max(1, n_episodes)}
         )
-        counts["iteration"] = iteration
         save_atomically(
             checkpoint,
             {name: thing.state_dict() for name, thing in (("agent", agent), ("buffer", buffer), ("f", f), ("f_optimizer", f_optimizer))}
@@ -687,39 +708,49 @@ def train(args, folder):
             | {"env_state": torch.from_numpy(get_state(env)), "env_rng": env.rng_state(), "rollout_env_rng": rollout_env.rng_state()},
         )
     progress.close()
+    log.tensorboard.close()
     plot_learning_curve(folder, log, references)
     report(args, folder)
 
 
 def report(args, folder):
-    """Score the saved policies again, as training did: the selected one and the final one."""
-    action_space = make_env(args.env_id).action_space
+    """Score the selected and the final policy, on episodes that neither training nor selection has seen. Training ends with this too."""
+    env = make_env(args.env_id)
     for name, what in (("policy.pt", "selected"), ("final_policy.pt", "final")):
+        if not (folder / name).exists():
+            raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
         saved = torch.load(folder / name, weights_only=True)
-        actor = Actor(len(saved["actor"]["hidden.0.weight"][0]), action_space, args.gsde)
+        actor = Actor(env.observation_space.shape[0], env.action_space, args.gsde)
         actor.load_state_dict(saved["actor"])
-        evaluation = evaluate(args, deterministic(actor), (args.seed, 4, saved["timesteps"]))
-        print(f"{what} policy, {saved['timesteps']} interactions: return {evaluation['return']:.1f} +- {evaluation['return_std']:.1f} over {args.eval_episodes} episodes, p_tremble {args.p_tremble:g}")
+        score = evaluate(args, deterministic(actor), (args.seed, 11))
+        print(f"{what} policy, {saved['timesteps']} interactions: return {score['return']:.1f} +- {score['return_std']:.1f}"
+              f" over {args.eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
 
 
 def main():
     args = tyro.cli(Args)
     if args.resume or args.eval:
-        folder = Path(args.resume or args.eval)
+        folder, mode = (Path(args.resume), "resume") if args.resume else (Path(args.eval), "eval")
+        if args != Args(**{mode: getattr(args, mode)}):
+            raise SystemExit(f"--{mode} takes every other argument from the run: leave the others out")
         if not (folder / "args.json").exists():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
         saved = json.loads((folder / "args.json").read_text())
-        saved_args = Args(**{field.name: saved[field.name] for field in fields(Args)})
-        return report(saved_args, folder) if args.eval else train(saved_args, folder)
+        args = Args(**{field.name: saved[field.name] for field in fields(Args)})
+    else:
+        mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_args(args)
-    folder = ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}"
-    folder.mkdir(parents=True)
-    (folder / "args.json").write_text(json.dumps(describe_run(args), indent=2))
+    torch.set_num_threads(args.torch_threads)
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    if mode == "eval":
+        return report(args, folder)
+    if mode == "train":
+        if args.demos and Path(args.demos).exists():
+            args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
+        folder.mkdir(parents=True)
+        (folder / "args.json").write_text(json.dumps(describe_run(args), indent=2))
     train(args, folder)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except DemosError as error:
-        raise SystemExit(str(error)) from None
+    main()

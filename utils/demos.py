@@ -230,8 +230,8 @@ def load_split(source, env, n_demos, n_validation_demos):
     path = source or Path(__file__).parent / "data" / f"{env.unwrapped.spec.id}.npz"
     demos = load(path, env)
     if min(n_demos, n_validation_demos) < 1 or demos.n_episodes < n_demos + n_validation_demos:
-        asked = f"--n-demos {n_demos} and --n-validation-demos {n_validation_demos}"
-        raise DemosError(path, f"holds {demos.n_episodes} demonstrations and {asked} take {n_demos + n_validation_demos}: give at least 1 each, and no more than it holds")
+        asked = f"of which --n-demos {n_demos} and --n-validation-demos {n_validation_demos} take {n_demos + n_validation_demos}"
+        raise DemosError(path, f"holds {demos.n_episodes} demonstrations, {asked}: give at least 1 each, and no more than it holds")
     references = {"expert's demonstrations (no trembling)": float(demos.returns.mean())}
     notes = Path(path).with_suffix(".json")
     if notes.exists() and (measured := json.loads(notes.read_text())["returns"].get(f"{env.p_tremble:g}")):

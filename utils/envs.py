@@ -104,7 +104,7 @@ class ResettableEnv(gym.Wrapper):
         if array.shape != space.shape or array.dtype.kind not in "fiu":
             raise ValueError(f"the action must be an array of {space.shape[0]} numbers, not one of shape {array.shape} and type {array.dtype}")
         if not np.isfinite(array).all():
-            raise ValueError(f"the action must be finite, not {action!r}")
+            raise ValueError(f"the action must be finite, but entry {np.flatnonzero(~np.isfinite(array))[0]} is {array[~np.isfinite(array)][0]}")
         return np.clip(array.astype(space.dtype), space.low, space.high)
 
     def random_action(self, rng):

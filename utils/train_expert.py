@@ -18,8 +18,8 @@ import torch
 import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT))
-from algos.filter_br import SAC, Actor, ReplayBuffer, deterministic, describe_run, roll_out, sampler, save_atomically
+sys.path.insert(0, str(ROOT))
+from algos.filter_br import SAC, Actor, ReplayBuffer, describe_run, deterministic, roll_out, sampler, save_atomically
 from utils.demos import record, save
 from utils.envs import get_state, make_env, set_state
 
@@ -78,11 +78,10 @@ def returns(args, actor, p_tremble, n_episodes, seed):
 
 def train(args, out):
     """SAC on the true reward; goes on where the checkpoint in `out` stands. Leaves `out`/policy.pt."""
-    torch.set_num_threads(1)
-    torch.set_float32_matmul_precision(args.matmul_precision)
-    torch.manual_seed(args.seed)
-    rng, warmup_rng = torch.Generator().manual_seed(args.seed), np.random.default_rng(args.seed)
-    env = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 0))
+    streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(21, 24)]  # none of them the learner's
+    torch.manual_seed(int(streams[0].generate_state(1)[0]))
+    rng, warmup_rng = torch.Generator().manual_seed(int(streams[1].generate_state(1)[0])), np.random.default_rng(streams[2])
+    env = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 24))
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
     agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, rng)
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
@@ -109,9 +108,10 @@ def train(args, out):
             learning_rate = args.learning_rate * (1 - step / args.total_timesteps)
             for batch in buffer.sample(args.gradient_steps, args.batch_size, rng):
                 logs = agent.update(batch, learning_rate)
+            act = sampler(agent.actor, rng, args.train_freq)
         if step % args.eval_every == 0 or step == args.total_timesteps:
             row = {"step": step} | {name: value.item() for name, value in logs.items()}
-            row |= {f"return_p_tremble_{p:g}": returns(args, agent.actor, p, 5, (args.seed, 1, step)).mean() for p in (0.0, args.p_tremble)}
+            row |= {f"return_p_tremble_{p:g}": returns(args, agent.actor, p, 5, (args.seed, 25, step)).mean() for p in (0.0, args.p_tremble)}
             row |= {"steps_per_second": (step - first_step) / (time.time() - started)}
             print("  ".join(f"{name} {value:.6g}" for name, value in row.items()), flush=True)
             with open(out / "metrics.jsonl", "a") as file:
@@ -125,19 +125,18 @@ def train(args, out):
 
 def record_demonstrations(args, out):
     """Record `args.n_demos` untrembled episodes of `out`/policy.pt, and measure it over 100 episodes with and without trembling."""
-    env = make_env(args.env_id, seed=(args.seed, 2))
+    env = make_env(args.env_id, seed=(args.seed, 26))
     saved = torch.load(out / "policy.pt", weights_only=True)
     actor = Actor(env.observation_space.shape[0], env.action_space, args.gsde)
     actor.load_state_dict(saved["actor"])
     made_by = f"utils/train_expert.py --env-id {args.env_id} --seed {args.seed} --p-tremble {args.p_tremble:g}, {saved['step']} steps"
-    demos = record(env, deterministic(actor), args.n_demos, made_by)
-    save(out / f"{args.env_id}.npz", demos)
     measured = {}
-    for p_tremble in sorted({0.0, args.p_tremble}):
-        totals = returns(args, actor, p_tremble, 100, (args.seed, 3))
+    for p_tremble in sorted({0.0, 0.1, args.p_tremble}):
+        totals = returns(args, actor, p_tremble, 100, (args.seed, 27))
         measured[f"{p_tremble:g}"] = {"mean": totals.mean(), "std": totals.std(), "median": float(np.median(totals)), "episodes": 100}
     notes = {"returns": measured, "steps": saved["step"], "args": describe_run(args)}
     (out / f"{args.env_id}.json").write_text(json.dumps(notes, indent=2) + "\n")
+    save(out / f"{args.env_id}.npz", record(env, deterministic(actor), args.n_demos, made_by))
     print(json.dumps(measured, indent=2))
 
 
@@ -145,6 +144,14 @@ def main():
     args = tyro.cli(Args)
     out = Path(args.out) if args.out else ROOT / "runs" / "expert" / args.env_id
     out.mkdir(parents=True, exist_ok=True)
+    if (out / f"{args.env_id}.npz").exists():
+        raise SystemExit(f"{out} already holds demonstrations, which are not overwritten: give another --out")
+    saved = json.loads((out / "args.json").read_text()) if (out / "args.json").exists() else asdict(args)
+    changed = [name for name, value in asdict(args).items() if name != "record" and saved.get(name) != value]
+    if changed:
+        raise SystemExit(f"the run in {out} was started with another {', '.join(changed)}: give the same, or another --out")
+    torch.set_num_threads(1)
+    torch.set_float32_matmul_precision(args.matmul_precision)
     if not args.record:
         (out / "args.json").write_text(json.dumps(asdict(args), indent=2))
         train(args, out)
