@@ -206,7 +206,7 @@ def test_many_restores_never_truncate():
     assert env.reset() and env.t == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*You are calling 'step'")
+@pytest.mark.filterwarnings("ignore:.*You are calling 'step")
 def test_termination_is_not_truncation():
     """CartPole falls after some ten steps to one side; with a horizon of 5 it is truncated, not terminated."""
     env = make("CartPole-v1", seed=1)

@@ -134,7 +134,8 @@ def record_demonstrations(args, out):
     for p_tremble in sorted({0.0, 0.1, args.p_tremble}):
         totals = returns(args, actor, p_tremble, 100, (args.seed, 27))
         measured[f"{p_tremble:g}"] = {"mean": totals.mean(), "std": totals.std(), "median": float(np.median(totals)), "episodes": 100}
-    notes = {"returns": measured, "steps": saved["step"], "args": describe_run(args)}
+    described = {name: value for name, value in describe_run(args).items() if name not in ("out", "record")} | {"exp_name": Path(__file__).stem}
+    notes = {"returns": measured, "steps": saved["step"], "args": described}
     (out / f"{args.env_id}.json").write_text(json.dumps(notes, indent=2) + "\n")
     save(out / f"{args.env_id}.npz", record(env, deterministic(actor), args.n_demos, made_by))
     print(json.dumps(measured, indent=2))
