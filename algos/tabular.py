@@ -501,7 +501,7 @@ def tree(args):
             show(["", "b", "rms", "c", "rms", "c, T >= 16"], fits)
         settings = {"xlabel": "T", "xticks": Ts, "ylabel": "policy interactions until J >= 0.5", "yscale": "symlog"}
         panels.append((settings | {"title": f"Tree, |A| = {A}; dashed: closed form"}, curves))
-    print("The lower bound needs this sparse class: if F_r held every node's indicator, rewards would lead down the path and IRL would be fast.")
+    print("The lower bound needs this sparse class: rewards at every node, not only at leaves, could lead a learner down the path.")
     print("NRMM dual forgets its data at each outer iteration, which must be long enough: M = 16 T soon is not, and luck decides.")
     draw(args, *panels)
 
