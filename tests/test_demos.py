@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from utils import demos as module
-from utils.demos import Demos, DemosError, load, read, record, save
+from utils.demos import Demos, DemosError, load, load_split, read, record, save
 from utils.envs import make_env, set_state
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -498,3 +498,26 @@ def test_the_commands_refuse_in_one_sentence(tmp_path, hopper):
     assert result.returncode == 1 and "foreign.npz: has no simulator states" in result.stderr and "Traceback" not in result.stderr
     result = command("inspect", tmp_path / "nothing.npz")
     assert result.returncode == 1 and "nothing.npz: no such file" in result.stderr and "Traceback" not in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------------------------------ what is shipped
+
+SHIPPED = sorted((Path(__file__).parents[1] / "utils" / "data").glob("*.npz"))
+
+
+def test_something_is_shipped_for_the_first_command_of_the_readme():
+    assert "HopperBulletEnv-v0" in [path.stem for path in SHIPPED]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_demonstrations(path):
+    """They replay here, split into 25 and 5 different episodes, and their notes say what their expert is worth in the trembling environment."""
+    env = make_env(path.stem, p_tremble=0.1)
+    demos, validation, references = load_split("", env, 25, 5)
+    assert (demos.n_episodes, validation.n_episodes) == (25, 5) and demos.p_tremble == 0
+    assert not set(demos.reset_seeds) & set(validation.reset_seeds)
+    notes = json.loads(path.with_suffix(".json").read_text())
+    assert references == {"expert (p_tremble 0.1)": notes["returns"]["0.1"]["mean"]}
+    everything = np.concatenate([demos.returns, validation.returns])
+    low, high = (notes["returns"]["0"]["mean"] + sign * 4 * notes["returns"]["0"]["std"] / 30**0.5 for sign in (-1, 1))
+    assert low < everything.mean() < high
