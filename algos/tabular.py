@@ -454,7 +454,7 @@ TREE_TABLE = {
     "NRMM(NR)": (partial(nrmm, adversary="NR"), None, math.inf),
     "NRMM dual, M = 4 T^2": (nrmm_dual, None, math.inf),
     "NRMM dual, M = 16 T": (lambda A, T, seed: nrmm_dual(A, T, seed, 16 * T), None, 2**20),
-    "    until the newest pi_i": (lambda A, T, seed: nrmm_dual(A, T, seed, 16 * T, "policy"), None, 2**20),
+    "NRMM dual, M = 16 T, newest": (lambda A, T, seed: nrmm_dual(A, T, seed, 16 * T, "policy"), None, 2**20),
     "MMDP": (mmdp, lambda A, T: enough(A, T) * T * (T + 1) / 2, math.inf),
     "MMDP, each action once": (partial(mmdp, each_action_once=True), lambda A, T: A * T * (T + 1) / 2, math.inf),
     "MMDP dual": (mmdp_dual, lambda A, T: enough(A, T) * (T * (T + 1) / 2 - 1), math.inf),
@@ -476,7 +476,7 @@ def tree(args):
     for A in args.n_actions:
         Ts = args.horizons or ((4, 8, 12, 16, 24, 32) if A == 2 else (4, 8, 12))
         rows, fits, curves = [], [], [(Ts, [0] * len(Ts), "k-", "BC: 0")]
-        styles = [color + marker for color, marker in zip((*(f"C{k}" for k in range(10)), "m", "y"), "os^vD*<>hpPX")]
+        styles = [color + marker for color, marker in zip((*(f"C{k}" for k in range(10)), "m", "k"), "os^vD*<>hpPX")]
         for (name, (algorithm, closed_form, max_leaves)), style in zip(TREE_TABLE.items(), styles):
             is_irl = "IRL" in name  # its luck is geometric: the mean over ten runs says little, and more runs are cheap
             cpu, cells, measured, n_runs, n_solved = time.process_time(), [], {}, 0, 0
@@ -492,7 +492,7 @@ def tree(args):
                 curves.append((Ts, [closed_form(A, T) for T in Ts], style[:-1] + "--", None))
             if len(measured) > 2 and min(measured.values()) > 0:
                 fits.append([name, *growth(list(measured), list(measured.values()))])
-            curves.append((list(measured), list(measured.values()), style + ("" if closed_form else "-"), name.strip()))
+            curves.append((list(measured), list(measured.values()), style + ("" if closed_form else "-"), name))
         rows.append(["BC, which needs none here", *("0   " for _ in Ts), "", ""])
         print(f"|A| = {A}: interactions (policy + reward player) until J >= 0.5, median of {args.n_seeds} seeds; IRL: mean of {20 * args.n_seeds}")
         show(["", *(f"T={T}" for T in Ts), "solved", "CPU s"], rows)
@@ -503,6 +503,7 @@ def tree(args):
         panels.append((settings | {"title": f"Tree, |A| = {A}; dashed: closed form"}, curves))
     print("The lower bound needs this sparse class: rewards at every node, not only at leaves, could lead a learner down the path.")
     print("NRMM dual forgets its data at each outer iteration, which must be long enough: M = 16 T soon is not, and luck decides.")
+    print('"newest" stops when the newest policy reaches J >= 0.5, not the mixture that the algorithm returns.')
     draw(args, *panels)
 
 
