@@ -234,7 +234,7 @@ def load_split(source, env, n_demos, n_validation_demos):
         raise DemosError(path, f"holds {demos.n_episodes} demonstrations, {asked}: give at least 1 each, and no more than it holds")
     references = {"expert's demonstrations (no trembling)": float(demos.returns.mean())}
     notes = Path(path).with_suffix(".json")
-    if notes.exists() and (measured := json.loads(notes.read_text())["returns"].get(f"{env.p_tremble:g}")):
+    if notes.exists() and (measured := json.loads(notes.read_text()).get("returns", {}).get(f"{env.p_tremble:g}")):
         references = {f"expert (p_tremble {env.p_tremble:g})": measured["mean"]}
     return demos.subset(range(n_demos)), demos.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes)), references
 
