@@ -564,7 +564,8 @@ def plot_learning_curve(folder, log, references):
     axes.plot(timesteps, returns, "o-", label="policy")
     for (name, value), style in zip(references.items(), ("--", ":", "-."), strict=False):
         axes.axhline(value, color="black", linestyle=style, label=name)
-    axes.set(xlabel="interactions used for policy optimisation", ylabel="true return", title=folder.name)
+    axes.set(xlabel="interactions used for policy optimisation", ylabel="true return")
+    axes.set_title(folder.name, fontsize="small")
     axes.legend()
     figure.savefig(folder / "learning_curve.png", dpi=120)
     plt.close(figure)
@@ -752,7 +753,8 @@ def main():
         if args.demos and Path(args.demos).exists():
             args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
         folder.mkdir(parents=True)
-        (folder / "args.json").write_text(json.dumps(describe_run(args), indent=2))
+        (folder / "args.json.tmp").write_text(json.dumps(describe_run(args), indent=2))
+        os.replace(folder / "args.json.tmp", folder / "args.json")
     train(args, folder)
 
 

@@ -232,7 +232,7 @@ def load_split(source, env, n_demos, n_validation_demos):
     if min(n_demos, n_validation_demos) < 1 or demos.n_episodes < n_demos + n_validation_demos:
         asked = f"of which --n-demos {n_demos} and --n-validation-demos {n_validation_demos} take {n_demos + n_validation_demos}"
         raise DemosError(path, f"holds {demos.n_episodes} demonstrations, {asked}: give at least 1 each, and no more than it holds")
-    references = {"expert's demonstrations (no trembling)": float(demos.returns.mean())}
+    references = {f"demonstrations (p_tremble {demos.p_tremble:g})": float(demos.returns.mean())}
     notes = Path(path).with_suffix(".json")
     if notes.exists() and (measured := json.loads(notes.read_text()).get("returns", {}).get(f"{env.p_tremble:g}")):
         references = {f"expert (p_tremble {env.p_tremble:g})": measured["mean"]}

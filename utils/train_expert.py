@@ -8,6 +8,7 @@ utils/demos.py), the expert's returns with and without trembling beside them in 
 """
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -68,6 +69,12 @@ class Args:
     """entropy temperature to start from"""
 
 
+def write_atomically(path, text):
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
 def returns(args, actor, p_tremble, n_episodes, seed):
     """Undiscounted true returns of the deterministic policy, (n_episodes,)."""
     env = make_env(args.env_id, p_tremble=p_tremble, seed=seed)
@@ -95,6 +102,9 @@ def train(args, out):
         warmup_rng.bit_generator.state = saved["warmup_rng"]
         env.set_rng_state(saved["env_rng"])
         step, observation = saved["step"], set_state(env, saved["env_state"].numpy())
+    metrics = out / "metrics.jsonl"  # one row an evaluation; those after the checkpoint are written again
+    rows = [line for line in metrics.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step] if step else []
+    write_atomically(metrics, "".join(rows))
 
     act, logs, started, first_step = sampler(agent.actor, rng, args.train_freq), {}, time.time(), step
     while step < args.total_timesteps:
@@ -114,8 +124,8 @@ def train(args, out):
             row |= {f"return_p_tremble_{p:g}": returns(args, agent.actor, p, 5, (args.seed, 25, step)).mean() for p in (0.0, args.p_tremble)}
             row |= {"steps_per_second": (step - first_step) / (time.time() - started)}
             print("  ".join(f"{name} {value:.6g}" for name, value in row.items()), flush=True)
-            with open(out / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(row) + "\n")
+            rows.append(json.dumps(row) + "\n")
+            write_atomically(metrics, "".join(rows))
             save_atomically(out / "policy.pt", {"actor": agent.actor.state_dict(), "step": step})
             state = {"agent": agent.state_dict(), "buffer": buffer.state_dict(), "rng": rng.get_state(), "warmup_rng": warmup_rng.bit_generator.state}
             state |= {"env_rng": env.rng_state(), "env_state": torch.from_numpy(get_state(env)), "step": step}
@@ -136,7 +146,7 @@ def record_demonstrations(args, out):
         measured[f"{p_tremble:g}"] = {"mean": totals.mean(), "std": totals.std(), "median": float(np.median(totals)), "episodes": 100}
     described = {name: value for name, value in describe_run(args).items() if name not in ("out", "record")} | {"exp_name": Path(__file__).stem}
     notes = {"returns": measured, "steps": saved["step"], "args": described}
-    (out / f"{args.env_id}.json").write_text(json.dumps(notes, indent=2) + "\n")
+    write_atomically(out / f"{args.env_id}.json", json.dumps(notes, indent=2) + "\n")
     save(out / f"{args.env_id}.npz", record(env, deterministic(actor), args.n_demos, made_by))
     print(json.dumps(measured, indent=2))
 
@@ -154,7 +164,7 @@ def main():
     torch.set_num_threads(1)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if not args.record:
-        (out / "args.json").write_text(json.dumps(asdict(args), indent=2))
+        write_atomically(out / "args.json", json.dumps(asdict(args), indent=2))
         train(args, out)
     record_demonstrations(args, out)
 
