@@ -35,7 +35,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from utils.demos import load_split  # noqa: E402
-from utils.envs import get_state, make_env, set_state  # noqa: E402
+from utils.envs import make_env, set_state  # noqa: E402
 
 # ========================================================================================================================================== args
 
@@ -80,15 +80,16 @@ class Args:
     """lower alpha linearly from 1 to 0 over the outer iterations, in place of a constant one"""
 
     # Reward player
-    payoff: Literal["sum", "mean"] = "sum"
-    """"sum" of f over a trajectory, as in the paper, or "mean" over state-action pairs, which does not see how long an episode lasts"""
-    bound: Literal["tanh", "l2"] = "tanh"
-    """how f is kept in [-1, 1]: "tanh" of the output, or "l2", a penalty on its square"""
+    payoff: Literal["mean", "sum"] = "mean"
+    """the reward player's payoff: "mean" of f over state-action pairs, f then shifted to --reward-level, or "sum" over trajectories, f as it is (the paper's)"""
+    reward_level: float = 0.5
+    """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0"""
+    rewards: Literal
     rewards: Literal["recomputed", "recorded"] = "recomputed"
     """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
     n_rollouts: int = 4
     """whole trajectories of the current policy for each update of f"""
-    disc_steps: int = 4
+    disc_steps: int = 10
     """gradient steps on f in an outer iteration"""
     disc_batch_size: int = 4096
     """state-action pairs of each side in a step on f"""
@@ -246,27 +247,22 @@ class OptimisticAdam:
 # ================================================================================================================================= reward player
 
 
-L2_COEFFICIENT = 0.05  # of --bound l2
-
-
 class Reward(nn.Module):
-    """The learned reward f(s, a), high on the expert; in [-1, 1] with bound="tanh", as the paper's class F_r. (B, obs_dim + action_dim) -> (B,)."""
+    """The learned reward f(s, a) in [-1, 1], the paper's class F_r, high on the expert. (B, obs_dim + action_dim) -> (B,)."""
 
-    def __init__(self, input_dim, bound, hidden=256):
+    def __init__(self, input_dim, hidden=256):
         super().__init__()
-        self.bound = bound
         self.net = nn.Sequential(nn.Linear(input_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, observation_actions):
-        f = self.net(observation_actions).squeeze(-1)
-        return torch.tanh(f) if self.bound == "tanh" else f
+        return torch.tanh(self.net(observation_actions).squeeze(-1))
 
 
 def moment_gap(f_expert, f_learner, expert_weight, learner_weight):
-    """L(pi, f) / T = (E_expert[sum_t f] - E_pi[sum_t f]) / T (in Algorithm 4), from f on random state-action pairs of each side.
+    """The payoff, from f on random state-action pairs of each side.
 
-    A trajectory's sum over T is the mean over its pairs times its length over T: so each mean is weighted by its side's mean episode length over T.
-    An episode that ends at once thus has few terms, as in the paper; with weights 1 this is the mean over pairs, which does not see lengths.
+    With weights 1 it is the difference of f's means over pairs. With each side's mean episode length over T as its weight it is the paper's
+    L(pi, f) / T = (E_expert[sum_t f] - E_pi[sum_t f]) / T, since a trajectory's sum over T is the mean over its pairs times its length over T.
     """
     return expert_weight * f_expert.mean() - learner_weight * f_learner.mean()
 
@@ -287,10 +283,7 @@ def update_reward(f, optimizer, expert_pairs, learner_pairs, weights, learning_r
         f_expert, f_learner = f(expert_batch), f(learner_batch)
         gap = moment_gap(f_expert, f_learner, *weights)
         penalty = gradient_penalty(f, expert_batch, learner_batch, args.gradient_target, rng)
-        loss = args.gradient_penalty * penalty - gap
-        if args.bound == "l2":
-            loss = loss + L2_COEFFICIENT * (f_expert.square().mean() + f_learner.square().mean())
-        loss.backward()
+        (args.gradient_penalty * penalty - gap).backward()
         optimizer.step(learning_rate)
     logs = {"gap": gap, "penalty": penalty, "f_expert": f_expert.mean(), "f_expert_std": f_expert.std()}
     return {name: value.detach() for name, value in (logs | {"f_learner": f_learner.mean(), "f_learner_std": f_learner.std()}).items()}
@@ -389,11 +382,21 @@ class SAC:
 
 
 @torch.no_grad()
-def label(buffer, f, counts):
+def reward_shift(f, expert_pairs, args):
+    """What is added to f to make the policy player's reward: a number that puts the expert's mean reward at `args.reward_level`.
+
+    The mean payoff is blind to it, and nothing else depends on it but whether staying alive pays: the end of an episode is worth 0, so a policy is better
+    dead where f is more than the level below the expert's mean. Left to itself f's level drifts, and Hopper learns to fall at once, or to stand still for ever.
+    """
+    return args.reward_level - f(expert_pairs).mean().item() if args.payoff == "mean" else 0.0
+
+
+@torch.no_grad()
+def label(buffer, f, shift, counts):
     """Give the transitions since `counts["labelled"]` their learned reward, in large batches: far cheaper than f on every batch of every update."""
     oldest = max(counts["labelled"], buffer.n_added - len(buffer))
     for rows in torch.arange(oldest, buffer.n_added).remainder(len(buffer.rows)).split(8192):
-        buffer.rows[rows, -1] = f(buffer.rows[rows, : buffer.sa_dim])
+        buffer.rows[rows, -1] = f(buffer.rows[rows, : buffer.sa_dim]) + shift
     counts["labelled"] = buffer.n_added
 
 
@@ -460,7 +463,8 @@ class ValidationError:
     """Moment-matching error against held-out demonstrations, over a fixed reward class: the unit ball spanned by 512 random Fourier features of (s, a).
 
     sup_f (E_expert[sum_t f] - E_pi[sum_t f]) / T is then the norm of the difference of the mean features. Fixed, so that the errors of different
-    iterations compare; it never looks at the true reward.
+    iterations compare; it never looks at the true reward. One feature more is 1 on the steps that an episode which ended early lacks: else a policy that
+    falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
     """
 
     def __init__(self, expert_episodes, horizon, seed, n_features=512):
@@ -472,10 +476,11 @@ class ValidationError:
         self.expert_moments = self.moments(expert_episodes)
 
     def moments(self, episodes):
-        """(n_features,): E[sum_t phi(s_t, a_t)] / T."""
+        """(n_features + 1,): E[sum_t phi(s_t, a_t)] / T, and the mean share of the horizon after the end of the episode."""
         standard = (np.concatenate(episodes) - self.center) / self.spread
         features = np.cos(standard @ self.frequencies + self.phases) * math.sqrt(2 / len(self.phases))
-        return features.sum(0) / (self.horizon * len(episodes))
+        all_steps = self.horizon * len(episodes)
+        return np.append(features.sum(0), all_steps - len(features)) / all_steps
 
     def __call__(self, episodes):
         return float(np.linalg.norm(self.expert_moments - self.moments(episodes)))
@@ -504,6 +509,23 @@ def evaluate(args, act, seed, validation_error=None, video_folder=None):
     }
 
 
+def evaluate_and_select(args, folder, actor, step, validation_error, counts):
+    """Evaluate the present policy and save it: as final_policy.pt, and as policy.pt where it has the least validation error so far.
+
+    The true reward has no part in the selection. Returns what `evaluate` did, and the console's line.
+    """
+    video_folder = folder / "videos" if args.capture_video else None
+    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), validation_error, video_folder)
+    policy = {"actor": actor.state_dict(), "step": step, "evaluation": evaluation}
+    save_atomically(folder / "final_policy.pt", policy)
+    selected = evaluation["validation_error"] <= counts["best_error"]
+    if selected:
+        counts["best_error"] = evaluation["validation_error"]
+        save_atomically(folder / "policy.pt", policy)
+    line = f"{step:>8} {X_AXIS[2]}  return {evaluation['return']:7.1f} +- {evaluation['return_std']:<6.1f} length {evaluation['length']:6.1f}"
+    return evaluation, f"{line}  validation error {evaluation['validation_error']:.4f}{' *' if selected else '  '}"
+
+
 # ======================================================================================================================== logs, files and resuming
 
 
@@ -514,6 +536,30 @@ def save_atomically(path, content):
     os.replace(temporary, path)
 
 
+def write_atomically(path, text):
+    """The same for text."""
+    temporary = Path(f"{path}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+class Generators:
+    """The run's random streams, torch's and numpy's, for its checkpoint."""
+
+    def __init__(self, *rngs):
+        self.rngs = rngs
+
+    def state_dict(self):
+        return {"states": [rng.get_state() if isinstance(rng, torch.Generator) else rng.bit_generator.state for rng in self.rngs]}
+
+    def load_state_dict(self, state):
+        for rng, value in zip(self.rngs, state["states"], strict=True):
+            if isinstance(rng, torch.Generator):
+                rng.set_state(value)
+            else:
+                rng.bit_generator.state = value
+
+
 def describe_run(args):
     """Everything needed to run this again: the arguments, and what they ran on."""
     try:
@@ -522,6 +568,9 @@ def describe_run(args):
         commit = ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
     return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+
+
+X_AXIS = ("charts/timesteps", "interactions used for policy optimisation", "interactions")  # the first column of metrics.csv, in words, in a word
 
 
 class Log:
@@ -542,7 +591,7 @@ class Log:
             writer.writerow(row)
         for name, value in row.items():
             if value != "":
-                self.tensorboard.add_scalar(name, value, row["charts/timesteps"])
+                self.tensorboard.add_scalar(name, value, row[X_AXIS[0]])
         self.tensorboard.flush()
 
     def read(self, *names):
@@ -553,18 +602,18 @@ class Log:
 
 
 def plot_learning_curve(folder, log, references):
-    """learning_curve.png: the true return over the interactions, beside the references."""
+    """learning_curve.png: the true return over the x-axis, beside the references."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    timesteps, returns = log.read("charts/timesteps", "eval/return")
+    x, returns = log.read(X_AXIS[0], "eval/return")
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot(timesteps, returns, "o-", label="policy")
+    axes.plot(x, returns, "o-", label="policy")
     for (name, value), style in zip(references.items(), ("--", ":", "-."), strict=False):
         axes.axhline(value, color="black", linestyle=style, label=name)
-    axes.set(xlabel="interactions used for policy optimisation", ylabel="true return")
+    axes.set(xlabel=X_AXIS[1], ylabel="true return")
     axes.set_title(folder.name, fontsize="small")
     axes.legend()
     figure.savefig(folder / "learning_curve.png", dpi=120)
@@ -573,21 +622,22 @@ def plot_learning_curve(folder, log, references):
 
 def check_args(args):
     """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
-    for name, low, high in (("alpha", 0, 1), ("p_tremble", 0, 1), ("gamma", 0, 1), ("tau", 0, 1)):
-        if not low <= getattr(args, name) <= high:
-            raise SystemExit(f"--{name.replace('_', '-')} is {getattr(args, name)}: give a number from {low} to {high}")
-    if args.init_temperature <= 0 or min(args.learning_rate, args.disc_learning_rate) < 0:
-        raise SystemExit("--init-temperature must be above 0, and --learning-rate and --disc-learning-rate at least 0")
     for field in fields(args):
-        least = 0 if field.name in ("seed", "learning_starts") else 1
-        if field.type in (int, "int") and getattr(args, field.name) < least:
-            raise SystemExit(f"--{field.name.replace('_', '-')} is {getattr(args, field.name)}: give at least {least}")
+        value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
+        if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
+            raise SystemExit(f"{flag} is {value}: give a number from 0 to 1")
+        if field.name.endswith("learning_rate") and value < 0:
+            raise SystemExit(f"{flag} is {value}: give at least 0")
+        if field.name == "init_temperature" and value <= 0:
+            raise SystemExit(f"{flag} is {value}: give a number above 0")
+        if field.type in (int, "int") and value < (0 if field.name in ("seed", "learning_starts") else 1):
+            raise SystemExit(f"{flag} is {value}: give at least {0 if field.name in ('seed', 'learning_starts') else 1}")
     if args.capture_video and importlib.util.find_spec("moviepy") is None:
         raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
     try:
         env = make_env(args.env_id, p_tremble=args.p_tremble)
         if not hasattr(env.action_space, "high"):
-            raise SystemExit(f"--env-id {args.env_id} has discrete actions, and SAC needs continuous ones: choose another task")
+            raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
         demos, _, _ = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
         if args.anneal_alpha or args.alpha > 0:
             demos.need_states(args.demos or args.env_id, "--anneal-alpha" if args.anneal_alpha else f"--alpha {args.alpha}")
@@ -614,24 +664,22 @@ def train(args, folder):
     validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon, args.seed)
 
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
-    f = Reward(obs_dim + action_dim, args.bound)
+    f = Reward(obs_dim + action_dim)
     f_optimizer = OptimisticAdam(f)
     agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
     n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)
     counts = {"iteration": 0, "timesteps": 0, "rollout_timesteps": 0, "labelled": 0, "best_error": math.inf, "seconds": 0.0}
 
+    parts = {"agent": agent, "buffer": buffer, "f": f, "f_optimizer": f_optimizer, "env": env, "rollout_env": rollout_env}
+    parts |= {"rngs": Generators(policy_rng, reward_rng, reset_rng, warmup_rng)}
+
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
-        for name, thing in (("agent", agent), ("buffer", buffer), ("f", f), ("f_optimizer", f_optimizer)):
-            thing.load_state_dict(saved[name])
-        policy_rng.set_state(saved["policy_rng"])
-        reward_rng.set_state(saved["reward_rng"])
-        reset_rng.bit_generator.state, warmup_rng.bit_generator.state = saved["reset_rng"], saved["warmup_rng"]
-        env.set_rng_state(saved["env_rng"])
-        rollout_env.set_rng_state(saved["rollout_env_rng"])
-        observation, counts, references = set_state(env, saved["env_state"].numpy()), saved["counts"], saved["references"]
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        observation, counts, references = env.observation, saved["counts"], saved["references"]
     else:
         references["random policy"] = evaluate(args, None, (args.seed, 9, 1))["return"]
         observation, _ = start_episode(env, demos, 1.0 if args.anneal_alpha else args.alpha, reset_rng)
@@ -648,12 +696,13 @@ def train(args, folder):
         rollouts = [roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), 1)[0][0] for _ in range(args.n_rollouts)]
         learner_pairs = torch.from_numpy(np.concatenate(rollouts))
         counts["rollout_timesteps"] += len(learner_pairs)
-        learner_weight = len(learner_pairs) / args.n_rollouts / env.horizon
+        learner_weight = len(learner_pairs) / args.n_rollouts / env.horizon  # see moment_gap
         weights = (expert_weight, learner_weight) if args.payoff == "sum" else (1.0, 1.0)
         reward_logs = update_reward(f, f_optimizer, expert_pairs, learner_pairs, weights, args.disc_learning_rate * remaining, args, reward_rng)
         if args.rewards == "recomputed":
             counts["labelled"] = 0  # every transition in the buffer is worth what the new f says
-        label(buffer, f, counts)
+        shift = reward_shift(f, expert_pairs, args)
+        label(buffer, f, shift, counts)
 
         # ---- Policy player: SAC on the learned reward, in episodes that start from an expert state with probability alpha.
         alpha = 1 - (iteration - 1) / max(1, n_iterations - 1) if args.anneal_alpha else args.alpha
@@ -671,55 +720,39 @@ def train(args, folder):
             counts["timesteps"] += 1
             progress.update()
             if counts["timesteps"] % args.train_freq == 0 and not warming_up:
-                label(buffer, f, counts)
+                label(buffer, f, shift, counts)
                 learning_rate = args.learning_rate * (1 - counts["timesteps"] / args.total_timesteps)
                 for batch in buffer.sample(args.gradient_steps, args.batch_size, policy_rng):
                     policy_logs = agent.update(batch, learning_rate)
                 act = sampler(agent.actor, policy_rng, args.train_freq)  # with gSDE, new noise of the new policy
-        label(buffer, f, counts)  # transitions since the last burst belong to this f
+        label(buffer, f, shift, counts)  # transitions since the last burst belong to this f
 
-        # ---- Evaluation, and selection of the policy that is returned: by validation error, never by the true reward.
+        # ---- Evaluation, and selection of the policy that is returned.
         evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error"), "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
-            seed = (args.seed, 10, counts["timesteps"])
-            video_folder = folder / "videos" if args.capture_video else None
-            evaluation = evaluate(args, deterministic(agent.actor), seed, validation_error, video_folder)
-            policy = {"actor": agent.actor.state_dict(), "timesteps": counts["timesteps"], "evaluation": evaluation}
-            save_atomically(folder / "final_policy.pt", policy)
-            selected = evaluation["validation_error"] <= counts["best_error"]
-            if selected:
-                counts["best_error"] = evaluation["validation_error"]
-                save_atomically(folder / "policy.pt", policy)
-            line = f"{counts['timesteps']:>8} interactions  return {evaluation['return']:7.1f} +- {evaluation['return_std']:<6.1f}"
-            line += f" length {evaluation['length']:6.1f}  gap {reward_logs['gap']:6.3f}"
-            line += f"  validation error {evaluation['validation_error']:.4f}{' *' if selected else '  '}"
-            say("  ".join([line, *(f"{name} {value:.0f}" for name, value in references.items())]))
+            evaluation, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
+            say("  ".join([line, f"gap {reward_logs['gap']:.3f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
         counts["iteration"], counts["seconds"] = iteration, time.time() - started
         log.write(
             {"charts/timesteps": counts["timesteps"], "charts/all_timesteps": counts["timesteps"] + counts["rollout_timesteps"]}
             | {"charts/seconds": counts["seconds"]}
             | {f"eval/{name}": value for name, value in evaluation.items()}
             | {f"disc/{name}": float(value) for name, value in reward_logs.items()}
-            | {"disc/learner_length": learner_weight * env.horizon}
+            | {"disc/shift": shift, "disc/learner_length": learner_weight * env.horizon}
             | {f"losses/{name}": float(policy_logs.get(name, math.nan)) for name in ("critic_loss", "actor_loss", "q", "entropy", "temperature")}
-            | {"resets/alpha": alpha, "resets/episodes": n_episodes, "resets/expert_fraction": n_expert_resets / max(1, n_episodes)}
+            | {"resets/alpha": alpha, "resets/episodes": n_episodes, "resets/expert_fraction": n_expert_resets / n_episodes if n_episodes else ""}
         )
-        save_atomically(
-            checkpoint,
-            {name: thing.state_dict() for name, thing in (("agent", agent), ("buffer", buffer), ("f", f), ("f_optimizer", f_optimizer))}
-            | {"policy_rng": policy_rng.get_state(), "reward_rng": reward_rng.get_state(), "counts": counts, "references": references}
-            | {"reset_rng": reset_rng.bit_generator.state, "warmup_rng": warmup_rng.bit_generator.state}
-            | {"env_state": torch.from_numpy(get_state(env)), "env_rng": env.rng_state(), "rollout_env_rng": rollout_env.rng_state()},
-        )
+        save_atomically(checkpoint, {name: part.state_dict() for name, part in parts.items()} | {"counts": counts, "references": references})
     progress.close()
     log.tensorboard.close()
     plot_learning_curve(folder, log, references)
-    report(args, folder)
+    scores = report(args, folder)
+    write_atomically(folder / "scores.json", json.dumps(scores | {"references": references}, indent=2))  # its presence says that the run is finished
 
 
 def report(args, folder):
     """Score the selected and the final policy, on episodes that neither training nor selection has seen. Training ends with this too."""
-    env = make_env(args.env_id)
+    env, scores = make_env(args.env_id), {}
     for name, what in (("policy.pt", "selected"), ("final_policy.pt", "final")):
         if not (folder / name).exists():
             raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
@@ -727,8 +760,10 @@ def report(args, folder):
         actor = Actor(env.observation_space.shape[0], env.action_space, args.gsde)
         actor.load_state_dict(saved["actor"])
         score = evaluate(args, deterministic(actor), (args.seed, 11))
-        print(f"{what} policy, {saved['timesteps']} interactions: return {score['return']:.1f} +- {score['return_std']:.1f}"
+        print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}"
               f" over {args.eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
+        scores[what] = {"step": saved["step"], "episodes": args.eval_episodes} | {key: score[key] for key in ("return", "return_std", "length")}
+    return scores
 
 
 def main():
@@ -748,13 +783,13 @@ def main():
     torch.set_num_threads(args.torch_threads)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if mode == "eval":
-        return report(args, folder)
+        report(args, folder)
+        return
     if mode == "train":
         if args.demos and Path(args.demos).exists():
             args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
         folder.mkdir(parents=True)
-        (folder / "args.json.tmp").write_text(json.dumps(describe_run(args), indent=2))
-        os.replace(folder / "args.json.tmp", folder / "args.json")
+        write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
     train(args, folder)
 
 

@@ -113,13 +113,15 @@ class ResettableEnv(gym.Wrapper):
             return int(self.action_space.start + rng.integers(self.action_space.n))
         return rng.uniform(self.action_space.low, self.action_space.high).astype(self.action_space.dtype)
 
-    def rng_state(self):
-        """The state of this environment's generators, for checkpoints: a dict of plain Python values."""
-        return {"start": self._start_rng.bit_generator.state, "tremble": self._tremble_rng.bit_generator.state}
+    def state_dict(self):
+        """For checkpoints: the state (a list of floats) and the generators, as plain Python values."""
+        return {"state": get_state(self).tolist(), "start": self._start_rng.bit_generator.state, "tremble": self._tremble_rng.bit_generator.state}
 
-    def set_rng_state(self, state):
-        self._start_rng.bit_generator.state = state["start"]
-        self._tremble_rng.bit_generator.state = state["tremble"]
+    def load_state_dict(self, saved):
+        """Puts back what `state_dict` gave; `observation` is then the one that the task gave there."""
+        set_state(self, saved["state"])
+        self._start_rng.bit_generator.state = saved["start"]
+        self._tremble_rng.bit_generator.state = saved["tremble"]
 
 
 class Remember(gym.Wrapper):

@@ -11,7 +11,6 @@ The paper's experts are made by SAC. PPO gets as far in a fraction of the time o
 
 import json
 import math
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -24,9 +23,9 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from algos.filter_br import describe_run, roll_out, save_atomically  # noqa: E402
+from algos.filter_br import describe_run, roll_out, save_atomically, write_atomically  # noqa: E402
 from utils.demos import record, save  # noqa: E402
-from utils.envs import get_state, make_env, set_state  # noqa: E402
+from utils.envs import make_env  # noqa: E402
 
 
 @dataclass
@@ -139,12 +138,6 @@ def advantages(rewards, values, next_values, terminated, ended, gamma, gae_lambd
     return estimates
 
 
-def write_atomically(path, text):
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def returns(args, policy, p_tremble, n_episodes, seed):
     """Undiscounted true returns of the deterministic policy, (n_episodes,)."""
     env = make_env(args.env_id, p_tremble=p_tremble, seed=seed)
@@ -171,9 +164,9 @@ def train(args, out):
         optimizer.load_state_dict(saved["optimizer"])
         rng.set_state(saved["rng"])
         step, iteration, discounted = saved["step"], saved["iteration"], saved["discounted"]
-        for env, state in zip(envs, saved["env_rngs"], strict=True):
-            env.set_rng_state(state)
-        observations = torch.from_numpy(np.stack([set_state(env, state) for env, state in zip(envs, saved["env_states"].numpy(), strict=True)]))
+        for env, state in zip(envs, saved["envs"], strict=True):
+            env.load_state_dict(state)
+        observations = torch.from_numpy(np.stack([env.observation for env in envs]))
     metrics = out / "metrics.jsonl"  # one row an evaluation; those after the checkpoint are written again
     rows = [line for line in metrics.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step] if step else []
     write_atomically(metrics, "".join(rows))
@@ -239,8 +232,8 @@ def train(args, out):
             write_atomically(metrics, "".join(rows))
             save_atomically(out / "policy.pt", {"policy": policy.state_dict(), "step": step})
             state = {"policy": policy.state_dict(), "return_norm": return_norm.state_dict(), "optimizer": optimizer.state_dict(), "rng": rng.get_state()}
-            state |= {"step": step, "iteration": iteration, "discounted": discounted, "env_rngs": [env.rng_state() for env in envs]}
-            save_atomically(out / "checkpoint.pt", state | {"env_states": torch.from_numpy(np.stack([get_state(env) for env in envs]))})
+            state |= {"step": step, "iteration": iteration, "discounted": discounted, "envs": [env.state_dict() for env in envs]}
+            save_atomically(out / "checkpoint.pt", state)
 
 
 def record_demonstrations(args, out):

@@ -1,0 +1,425 @@
+"""BC: behavioural cloning of the demonstrations' actions, the baseline without any interaction.
+
+The policy's deterministic head is fitted to the expert's actions by least squares, and acts. (Fitting a sampled action instead, as is sometimes done,
+is a weaker baseline than it should be.) Read `train` at the end first: it is the algorithm.
+
+    python algos/bc.py --env-id HopperBulletEnv-v0      train on the demonstrations that the repository ships
+    python algos/bc.py --demos FILE --env-id ...        train on your own (utils/demos.py describes the format)
+    python algos/bc.py --resume runs/RUN                go on with an interrupted run, to the same numbers
+    python algos/bc.py --eval runs/RUN                  score the saved policies
+"""
+
+import csv
+import importlib.util
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from utils.demos import load_split  # noqa: E402
+from utils.envs import make_env  # noqa: E402
+
+# ========================================================================================================================================== args
+
+
+@dataclass
+class Args:
+    env_id: str = "HopperBulletEnv-v0"
+    """the task"""
+    seed: int = 1
+    """seed of every random stream of the run"""
+    demos: str = ""
+    """demonstrations: an .npz file or a Minari id (default: those shipped for the task)"""
+    n_demos: int = 25
+    """demonstrations to train on, the first ones in the file"""
+    n_validation_demos: int = 5
+    """demonstrations to select the returned policy by, the last ones in the file"""
+    p_tremble: float = 0.1
+    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation"""
+    total_gradient_steps: int = 100_000
+    """gradient steps of the whole run"""
+    eval_every: int = 5
+    """outer iterations between evaluations"""
+    eval_episodes: int = 10
+    """episodes of an evaluation, by the deterministic policy, from the environment's own start states"""
+    capture_video: bool = False
+    """record the first episode of every evaluation (needs moviepy)"""
+    torch_threads: int = 1
+    """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """torch's float32 matrix products: "highest", or "medium" for bfloat16 products, faster on CPUs with AMX"""
+    resume: str = ""
+    """folder of an interrupted run to go on with; its own arguments are used"""
+    eval: str = ""
+    """folder of a run whose saved policies are scored; nothing is trained"""
+
+    # Regression
+    iteration_gradient_steps: int = 1000
+    """gradient steps of an outer iteration"""
+    batch_size: int = 256
+    """transitions in a gradient step"""
+    bc_learning_rate: float = 3e-4
+    """learning rate of Adam"""
+
+
+# ====================================================================================================================================== networks
+
+
+class Actor(nn.Module):
+    """A deterministic policy, scale * tanh(u(s)) + bias, in the environment's units. (B, obs_dim) -> (B, action_dim)."""
+
+    def __init__(self, obs_dim, action_space, hidden=256):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.mean = nn.Linear(hidden, action_space.shape[0])
+        self.register_buffer("scale", torch.as_tensor((action_space.high - action_space.low) / 2, dtype=torch.float32))
+        self.register_buffer("bias", torch.as_tensor((action_space.high + action_space.low) / 2, dtype=torch.float32))
+
+    def forward(self, observations):
+        return self.scale * torch.tanh(self.mean(self.hidden(observations))) + self.bias
+
+
+# ============================================================================================================ roll-outs, evaluation and selection
+
+
+def roll_out(env, act, n_episodes):
+    """Whole episodes from the environment's own start states: lists of (T_i, obs_dim + action_dim) float32 arrays and of true returns."""
+    episodes, returns = [], []
+    for _ in range(n_episodes):
+        observation, _ = env.reset()
+        pairs, total, done = [], 0.0, False
+        while not done:
+            action = act(observation)
+            pairs.append(np.concatenate([observation, action]))
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, done = total + reward, terminated or truncated
+        episodes.append(np.array(pairs, dtype=np.float32))
+        returns.append(total)
+    return episodes, returns
+
+
+def deterministic(actor):
+    """The policy that is evaluated and returned: observation -> action."""
+
+    def act(observation):
+        with torch.no_grad():
+            return actor(torch.from_numpy(observation)[None])[0].numpy()
+
+    return act
+
+
+class ValidationError:
+    """Moment-matching error against held-out demonstrations, over a fixed reward class: the unit ball spanned by 512 random Fourier features of (s, a).
+
+    sup_f (E_expert[sum_t f] - E_pi[sum_t f]) / T is then the norm of the difference of the mean features. Fixed, so that the errors of different
+    iterations compare; it never looks at the true reward. One feature more is 1 on the steps that an episode which ended early lacks: else a policy that
+    falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
+    """
+
+    def __init__(self, expert_episodes, horizon, seed, n_features=512):
+        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng((seed, 8))
+        self.center, self.spread = pairs.mean(0), np.maximum(pairs.std(0), 0.1)
+        self.frequencies = rng.normal(size=(pairs.shape[1], n_features)) / math.sqrt(pairs.shape[1])
+        self.phases = rng.uniform(0, 2 * math.pi, n_features)
+        self.horizon = horizon
+        self.expert_moments = self.moments(expert_episodes)
+
+    def moments(self, episodes):
+        """(n_features + 1,): E[sum_t phi(s_t, a_t)] / T, and the mean share of the horizon after the end of the episode."""
+        standard = (np.concatenate(episodes) - self.center) / self.spread
+        features = np.cos(standard @ self.frequencies + self.phases) * math.sqrt(2 / len(self.phases))
+        all_steps = self.horizon * len(episodes)
+        return np.append(features.sum(0), all_steps - len(features)) / all_steps
+
+    def __call__(self, episodes):
+        return float(np.linalg.norm(self.expert_moments - self.moments(episodes)))
+
+
+def evaluate(args, act, seed, validation_error=None, video_folder=None):
+    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error.
+
+    In an environment of its own, seeded by `seed`, so that it draws nothing from training's streams.
+    """
+    env = make_env(args.env_id, p_tremble=args.p_tremble, seed=seed, render_mode="rgb_array" if video_folder else None)
+    if video_folder:
+        from gymnasium.wrappers import RecordVideo
+
+        env = RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0, name_prefix=f"timestep-{seed[-1]}", disable_logger=True)
+    if act is None:
+        rng = np.random.default_rng(seed)
+        act = lambda observation: env.random_action(rng)  # noqa: E731
+    episodes, returns = roll_out(env, act, args.eval_episodes)
+    env.close()
+    return {
+        "return": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "length": float(np.mean([len(episode) for episode in episodes])),
+        "validation_error": validation_error(episodes) if validation_error else math.nan,
+    }
+
+
+def evaluate_and_select(args, folder, actor, step, validation_error, counts):
+    """Evaluate the present policy and save it: as final_policy.pt, and as policy.pt where it has the least validation error so far.
+
+    The true reward has no part in the selection. Returns what `evaluate` did, and the console's line.
+    """
+    video_folder = folder / "videos" if args.capture_video else None
+    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), validation_error, video_folder)
+    policy = {"actor": actor.state_dict(), "step": step, "evaluation": evaluation}
+    save_atomically(folder / "final_policy.pt", policy)
+    selected = evaluation["validation_error"] <= counts["best_error"]
+    if selected:
+        counts["best_error"] = evaluation["validation_error"]
+        save_atomically(folder / "policy.pt", policy)
+    line = f"{step:>8} {X_AXIS[2]}  return {evaluation['return']:7.1f} +- {evaluation['return_std']:<6.1f} length {evaluation['length']:6.1f}"
+    return evaluation, f"{line}  validation error {evaluation['validation_error']:.4f}{' *' if selected else '  '}"
+
+
+# ======================================================================================================================== logs, files and resuming
+
+
+def save_atomically(path, content):
+    """torch.save, to a temporary name first: a killed run leaves the old file or the new one, never half of one."""
+    temporary = Path(f"{path}.tmp")
+    torch.save(content, temporary)
+    os.replace(temporary, path)
+
+
+def write_atomically(path, text):
+    """The same for text."""
+    temporary = Path(f"{path}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+class Generators:
+    """The run's random streams, torch's and numpy's, for its checkpoint."""
+
+    def __init__(self, *rngs):
+        self.rngs = rngs
+
+    def state_dict(self):
+        return {"states": [rng.get_state() if isinstance(rng, torch.Generator) else rng.bit_generator.state for rng in self.rngs]}
+
+    def load_state_dict(self, state):
+        for rng, value in zip(self.rngs, state["states"], strict=True):
+            if isinstance(rng, torch.Generator):
+                rng.set_state(value)
+            else:
+                rng.bit_generator.state = value
+
+
+def describe_run(args):
+    """Everything needed to run this again: the arguments, and what they ran on."""
+    try:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git here
+        commit = ""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
+    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+
+
+X_AXIS = ("charts/gradient_steps", "gradient steps", "gradient steps")  # the first column of metrics.csv, in words, in a word
+
+
+class Log:
+    """One row an outer iteration, to metrics.csv and TensorBoard. The first `n_kept` rows of an earlier start are kept, later ones are written again."""
+
+    def __init__(self, folder, n_kept):
+        self.path = folder / "metrics.csv"
+        self.path.touch()
+        lines = self.path.read_bytes().splitlines(keepends=True)[: n_kept + 1] if n_kept else []
+        os.truncate(self.path, sum(map(len, lines)))
+        self.tensorboard = SummaryWriter(folder, purge_step=int(lines[-1].split(b",")[0]) + 1 if lines else 0)
+
+    def write(self, row):
+        with open(self.path, "a", newline="") as file:
+            writer = csv.DictWriter(file, list(row))
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerow(row)
+        for name, value in row.items():
+            if value != "":
+                self.tensorboard.add_scalar(name, value, row[X_AXIS[0]])
+        self.tensorboard.flush()
+
+    def read(self, *names):
+        """The columns `names` of the rows that have them, as floats."""
+        with open(self.path, newline="") as file:
+            rows = [[row[name] for name in names] for row in csv.DictReader(file)]
+        return np.array([row for row in rows if "" not in row], dtype=float).reshape(-1, len(names)).T
+
+
+def plot_learning_curve(folder, log, references):
+    """learning_curve.png: the true return over the x-axis, beside the references."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    x, returns = log.read(X_AXIS[0], "eval/return")
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    axes.plot(x, returns, "o-", label="policy")
+    for (name, value), style in zip(references.items(), ("--", ":", "-."), strict=False):
+        axes.axhline(value, color="black", linestyle=style, label=name)
+    axes.set(xlabel=X_AXIS[1], ylabel="true return")
+    axes.set_title(folder.name, fontsize="small")
+    axes.legend()
+    figure.savefig(folder / "learning_curve.png", dpi=120)
+    plt.close(figure)
+
+
+def check_args(args):
+    """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
+    for field in fields(args):
+        value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
+        if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
+            raise SystemExit(f"{flag} is {value}: give a number from 0 to 1")
+        if field.name.endswith("learning_rate") and value < 0:
+            raise SystemExit(f"{flag} is {value}: give at least 0")
+        if field.name == "init_temperature" and value <= 0:
+            raise SystemExit(f"{flag} is {value}: give a number above 0")
+        if field.type in (int, "int") and value < (0 if field.name in ("seed", "learning_starts") else 1):
+            raise SystemExit(f"{flag} is {value}: give at least {0 if field.name in ('seed', 'learning_starts') else 1}")
+    if args.capture_video and importlib.util.find_spec("moviepy") is None:
+        raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
+    try:
+        env = make_env(args.env_id, p_tremble=args.p_tremble)
+        if not hasattr(env.action_space, "high"):
+            raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
+        load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+    except ValueError as error:  # of the environment or of the demonstrations
+        raise SystemExit(str(error)) from None
+
+
+# ======================================================================================================================================= training
+
+
+def train(args, folder):
+    """Least squares on the expert's actions. Writes logs, checkpoint and policies into `folder`, and goes on where a checkpoint stands."""
+    # Every purpose has its own random stream, so that evaluating or logging never changes training.
+    streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 3)]
+    torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
+    policy_rng = torch.Generator().manual_seed(int(streams[1].generate_state(1)[0]))
+    env = make_env(args.env_id, p_tremble=args.p_tremble)
+
+    demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+    observations, actions = torch.from_numpy(demos.observations), torch.from_numpy(demos.actions)
+    validation_observations, validation_actions = torch.from_numpy(validation_demos.observations), torch.from_numpy(validation_demos.actions)
+    validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
+    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon, args.seed)
+
+    actor = Actor(env.observation_space.shape[0], env.action_space)
+    optimizer = torch.optim.Adam(actor.parameters(), args.bc_learning_rate, fused=True)
+    n_iterations = math.ceil(args.total_gradient_steps / args.iteration_gradient_steps)
+    counts = {"iteration": 0, "gradient_steps": 0, "best_error": math.inf, "seconds": 0.0}
+    parts = {"actor": actor, "optimizer": optimizer, "rngs": Generators(policy_rng)}
+
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        counts, references = saved["counts"], saved["references"]
+    else:
+        references["random policy"] = evaluate(args, None, (args.seed, 9, 1))["return"]
+    log = Log(folder, n_kept=counts["iteration"])
+    progress = tqdm(total=args.total_gradient_steps, initial=counts["gradient_steps"], unit="step", disable=None)
+    say = progress.write
+    say(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
+    started = time.time() - counts["seconds"]
+
+    def loss(observations, actions):
+        return ((actor(observations) - actions) / actor.scale).square().mean()
+
+    for iteration in range(counts["iteration"] + 1, n_iterations + 1):
+        n_steps = min(args.iteration_gradient_steps, args.total_gradient_steps - counts["gradient_steps"])
+        for batch in torch.randint(len(actions), (n_steps, args.batch_size), generator=policy_rng):
+            optimizer.zero_grad()
+            training_loss = loss(observations[batch], actions[batch])
+            training_loss.backward()
+            optimizer.step()
+        counts["gradient_steps"] += n_steps
+        progress.update(n_steps)
+        with torch.no_grad():
+            validation_loss = loss(validation_observations, validation_actions)
+
+        # ---- Evaluation, and selection of the policy that is returned.
+        evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error"), "")
+        if iteration % args.eval_every == 0 or iteration == n_iterations:
+            evaluation, line = evaluate_and_select(args, folder, actor, counts["gradient_steps"], validation_error, counts)
+            say("  ".join([line, f"validation loss {validation_loss:.5f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
+        counts["iteration"], counts["seconds"] = iteration, time.time() - started
+        log.write(
+            {"charts/gradient_steps": counts["gradient_steps"], "charts/seconds": counts["seconds"]}
+            | {f"eval/{name}": value for name, value in evaluation.items()}
+            | {"losses/training_loss": training_loss.item(), "losses/validation_loss": validation_loss.item()}
+        )
+        save_atomically(checkpoint, {name: part.state_dict() for name, part in parts.items()} | {"counts": counts, "references": references})
+    progress.close()
+    log.tensorboard.close()
+    plot_learning_curve(folder, log, references)
+    scores = report(args, folder)
+    write_atomically(folder / "scores.json", json.dumps(scores | {"references": references}, indent=2))  # its presence says that the run is finished
+
+
+def report(args, folder):
+    """Score the selected and the final policy, on episodes that neither training nor selection has seen. Training ends with this too."""
+    env, scores = make_env(args.env_id), {}
+    for name, what in (("policy.pt", "selected"), ("final_policy.pt", "final")):
+        if not (folder / name).exists():
+            raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
+        saved = torch.load(folder / name, weights_only=True)
+        actor = Actor(env.observation_space.shape[0], env.action_space)
+        actor.load_state_dict(saved["actor"])
+        score = evaluate(args, deterministic(actor), (args.seed, 11))
+        print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}"
+              f" over {args.eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
+        scores[what] = {"step": saved["step"], "episodes": args.eval_episodes} | {key: score[key] for key in ("return", "return_std", "length")}
+    return scores
+
+
+def main():
+    args = tyro.cli(Args)
+    if args.resume or args.eval:
+        folder, mode = (Path(args.resume), "resume") if args.resume else (Path(args.eval), "eval")
+        if args != Args(**{mode: getattr(args, mode)}):
+            raise SystemExit(f"--{mode} takes every other argument from the run: leave the others out")
+        if not (folder / "args.json").exists():
+            raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
+        saved = json.loads((folder / "args.json").read_text())
+        args = Args(**{field.name: saved[field.name] for field in fields(Args)})
+    else:
+        mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if mode != "eval":  # which needs no demonstrations
+        check_args(args)
+    torch.set_num_threads(args.torch_threads)
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    if mode == "eval":
+        report(args, folder)
+        return
+    if mode == "train":
+        if args.demos and Path(args.demos).exists():
+            args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
+        folder.mkdir(parents=True)
+        write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
+    train(args, folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,822 @@
+"""FILTER(NR): inverse reinforcement learning with expert resets; the reward player is no-regret against all policies so far.
+
+Swamy, Choudhury, Bagnell and Wu, "Inverse Reinforcement Learning without Reinforcement Learning" (ICML 2023): Algorithm 4, NRMM(NR), whose episodes start
+from an expert state with probability alpha and from the environment's own start states otherwise. Read `train` at the end first: it is the algorithm.
+Differs from filter_br.py only in what the reward player sees: the roll-outs of all policies so far, not of the current one.
+
+    python algos/filter_nr.py --env-id HopperBulletEnv-v0      train on the demonstrations that the repository ships
+    python algos/filter_nr.py --demos FILE --env-id ...        train on your own (utils/demos.py describes the format)
+    python algos/filter_nr.py --resume runs/RUN                go on with an interrupted run, to the same numbers
+    python algos/filter_nr.py --eval runs/RUN                  score the saved policies
+
+Signs: f(s, a) is a *reward*, high on the expert. The reward player raises L(pi, f) = E_expert[sum_t f] - E_pi[sum_t f], the policy player raises E_pi[sum_t f].
+"""
+
+import csv
+import importlib.util
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from utils.demos import load_split  # noqa: E402
+from utils.envs import make_env, set_state  # noqa: E402
+
+# ========================================================================================================================================== args
+
+
+@dataclass
+class Args:
+    env_id: str = "HopperBulletEnv-v0"
+    """the task"""
+    seed: int = 1
+    """seed of every random stream of the run"""
+    demos: str = ""
+    """demonstrations: an .npz file or a Minari id (default: those shipped for the task)"""
+    n_demos: int = 25
+    """demonstrations to train on, the first ones in the file"""
+    n_validation_demos: int = 5
+    """demonstrations to select the returned policy by, the last ones in the file"""
+    p_tremble: float = 0.1
+    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation"""
+    total_timesteps: int = 200_000
+    """interactions used for policy optimisation (the paper's x-axis)"""
+    eval_every: int = 5
+    """outer iterations between evaluations"""
+    eval_episodes: int = 10
+    """episodes of an evaluation, by the deterministic policy, from the environment's own start states"""
+    capture_video: bool = False
+    """record the first episode of every evaluation (needs moviepy)"""
+    torch_threads: int = 1
+    """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """torch's float32 matrix products: "highest", or "medium" for bfloat16 products, faster on CPUs with AMX"""
+    resume: str = ""
+    """folder of an interrupted run to go on with; its own arguments are used"""
+    eval: str = ""
+    """folder of a run whose saved policies are scored; nothing is trained"""
+
+    # The game
+    iteration_timesteps: int = 5000
+    """interactions of an outer iteration"""
+    alpha: float = 0.5
+    """probability that an episode starts from an expert state: 0 is ordinary inverse RL, 1 is NRMM"""
+    anneal_alpha: bool = False
+    """lower alpha linearly from 1 to 0 over the outer iterations, in place of a constant one"""
+
+    # Reward player
+    payoff: Literal["mean", "sum"] = "mean"
+    """the reward player's payoff: "mean" of f over state-action pairs, f then shifted to --reward-level, or "sum" over trajectories, f as it is (the paper's)"""
+    reward_level: float = 0.5
+    """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0"""
+    rewards: Literal
+    rewards: Literal["recomputed", "recorded"] = "recomputed"
+    """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
+    n_rollouts: int = 4
+    """whole trajectories of the current policy for each update of f"""
+    disc_steps: int = 10
+    """gradient steps on f in an outer iteration"""
+    disc_batch_size: int = 4096
+    """state-action pairs of each side in a step on f"""
+    disc_learning_rate: float = 2e-3
+    """initial learning rate of f, decaying linearly to 0 over the outer iterations"""
+    gradient_penalty: float = 10.0
+    """coefficient of the gradient penalty"""
+    gradient_target: float = 0.4
+    """norm that the penalty pulls f's gradient to"""
+
+    # Policy player: SAC
+    buffer_size: int = 300_000
+    """transitions in the replay buffer"""
+    batch_size: int = 256
+    """transitions in a gradient step"""
+    gamma: float = 0.98
+    """discount factor"""
+    tau: float = 0.02
+    """rate at which the target network follows"""
+    train_freq: int = 64
+    """interactions between bursts of gradient steps"""
+    gradient_steps: int = 64
+    """gradient steps in a burst"""
+    learning_rate: float = 7.3e-4
+    """initial learning rate of policy, Q-functions and temperature, decaying linearly to 0 over the whole run"""
+    learning_starts: int = 1000
+    """interactions with uniformly random actions, once, before learning starts"""
+    gsde: bool = True
+    """state-dependent exploration noise"""
+    init_temperature: float = 1.0
+    """entropy temperature to start from"""
+
+
+# ====================================================================================================================================== networks
+
+
+def linear_init(n_in, *shape):
+    """Uniform in +-1/sqrt(n_in), as torch initialises its linear layers."""
+    return nn.Parameter(torch.empty(*shape).uniform_(-1 / math.sqrt(n_in), 1 / math.sqrt(n_in)))
+
+
+class Actor(nn.Module):
+    """A squashed Gaussian policy pi(a|s) = scale * tanh(u) + bias, u ~ N(mean(s), std(s)^2).
+
+    With state-dependent exploration (gSDE, Raffin et al. 2021) the noise is a function of the state: u = mean(s) + h(s) E, where h is the last hidden layer
+    and the matrix E ~ N(0, std^2) is drawn now and then instead of at every step: smooth motion instead of jitter. Its density is that of
+    N(mean(s), h(s)^2 std^2).
+    """
+
+    def __init__(self, obs_dim, action_space, gsde=True, hidden=256):
+        super().__init__()
+        action_dim = action_space.shape[0]
+        self.gsde = gsde
+        self.hidden = nn.Sequential(nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.mean = nn.Linear(hidden, action_dim)
+        self.log_std = nn.Parameter(torch.full((hidden, action_dim), -3.0)) if gsde else nn.Linear(hidden, action_dim)
+        self.register_buffer("scale", torch.as_tensor((action_space.high - action_space.low) / 2, dtype=torch.float32))
+        self.register_buffer("bias", torch.as_tensor((action_space.high + action_space.low) / 2, dtype=torch.float32))
+
+    def mean_of(self, h):
+        return F.hardtanh(self.mean(h), -2.0, 2.0) if self.gsde else self.mean(h)  # with gSDE the mean stays where tanh is not yet flat
+
+    def forward(self, observations):
+        """The deterministic head, in the environment's units: what is evaluated and returned. (B, obs_dim) -> (B, action_dim)."""
+        return self.scale * torch.tanh(self.mean_of(self.hidden(observations))) + self.bias
+
+    def sample_noise(self, rng):
+        """A noise matrix E (gSDE), (hidden, action_dim), held for several steps of acting."""
+        return self.log_std.exp() * torch.randn(self.log_std.shape, generator=rng) if self.gsde else None
+
+    def sample(self, observations, rng, noise=None):
+        """Actions (B, action_dim) and the log-density (B,) of tanh(u), so in units of the action range. Without `noise`, gSDE draws one for the batch."""
+        h = self.hidden(observations)
+        mean = self.mean_of(h)
+        if self.gsde:
+            h = h.detach()  # the noise must not shape the features
+            deviation = h @ (self.sample_noise(rng) if noise is None else noise)
+            variance = h.square() @ self.log_std.exp().square() + 1e-6
+        else:
+            variance = (2 * self.log_std(h).clamp(-20.0, 2.0)).exp()
+            deviation = variance.sqrt() * torch.randn(mean.shape, generator=rng)
+        u = mean + deviation
+        log_prob = -0.5 * (deviation.square() / variance + variance.log() + math.log(2 * math.pi))
+        log_prob = log_prob - 2 * (math.log(2) - u - F.softplus(-2 * u))  # the density of tanh(u): minus log(1 - tanh(u)^2)
+        return self.scale * torch.tanh(u) + self.bias, log_prob.sum(-1)
+
+
+class TwinQ(nn.Module):
+    """Two independent Q-functions, evaluated together in batched matrix products. (B, obs_dim + action_dim) -> (2, B)."""
+
+    def __init__(self, input_dim, hidden=256):
+        super().__init__()
+        self.w1, self.b1 = linear_init(input_dim, 2, input_dim, hidden), linear_init(input_dim, 2, 1, hidden)
+        self.w2, self.b2 = linear_init(hidden, 2, hidden, hidden), linear_init(hidden, 2, 1, hidden)
+        self.w3, self.b3 = linear_init(hidden, 2, hidden, 1), linear_init(hidden, 2, 1, 1)
+
+    def forward(self, observation_actions):
+        x = observation_actions.expand(2, -1, -1)
+        x = torch.baddbmm(self.b1, x, self.w1).relu()
+        x = torch.baddbmm(self.b2, x, self.w2).relu()
+        return torch.baddbmm(self.b3, x, self.w3).squeeze(-1)
+
+
+# ============================================================================================================================= optimistic Adam
+
+
+def flatten(module):
+    """Lay all parameters of `module`, and their gradients, in one vector each: an optimiser step is then a handful of operations, not a handful a layer."""
+    parameters = list(module.parameters())
+    vector = torch.cat([p.data.reshape(-1) for p in parameters])
+    gradient = torch.zeros_like(vector)
+    i = 0
+    for p in parameters:
+        p.data, p.grad = vector[i : i + p.numel()].view_as(p), gradient[i : i + p.numel()].view_as(p)
+        i += p.numel()
+    return vector, gradient
+
+
+class OptimisticAdam:
+    """Optimistic Adam (Daskalakis et al., "Training GANs with Optimism", 2018, Algorithm 1).
+
+        w_{t+1} = w_t - 2 eta d_t + eta d_{t-1},    d_t = mhat_t / (sqrt(vhat_t) + eps)
+
+    where mhat and vhat are Adam's averages, each with the bias correction of its own step, and d_0 = 0. Twice the present direction less the last one: a
+    guess that the next gradient will differ from this one as this one did from the last. It damps the circling of the players of a zero-sum game
+    (on min_x max_y xy it converges with beta1 = 0; with 0.9 it does not, though it strays less than Adam).
+    """
+
+    def __init__(self, module, beta1=0.9, beta2=0.999, eps=1e-8):
+        self.vector, self.gradient = flatten(module)
+        self.beta1, self.beta2, self.eps, self.t = beta1, beta2, eps, 0
+        self.m, self.v, self.direction, self.last_direction = (torch.zeros_like(self.vector) for _ in range(4))
+
+    @torch.no_grad()
+    def step(self, learning_rate):
+        """One step along the gradient that backward() left, which is then cleared."""
+        self.t += 1
+        self.m.lerp_(self.gradient, 1 - self.beta1)
+        self.v.mul_(self.beta2).addcmul_(self.gradient, self.gradient, value=1 - self.beta2)
+        torch.sqrt(self.v, out=self.direction).div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)
+        torch.div(self.m, self.direction, out=self.direction).div_(1 - self.beta1**self.t)
+        self.vector.add_(self.direction, alpha=-2 * learning_rate).add_(self.last_direction, alpha=learning_rate)
+        self.direction, self.last_direction = self.last_direction, self.direction
+        self.gradient.zero_()
+
+    def state_dict(self):
+        return {"t": self.t, "m": self.m, "v": self.v, "last_direction": self.last_direction}
+
+    def load_state_dict(self, state):
+        self.t = state["t"]
+        for name in ("m", "v", "last_direction"):
+            getattr(self, name).copy_(state[name])
+
+
+# ================================================================================================================================= reward player
+
+
+class Reward(nn.Module):
+    """The learned reward f(s, a) in [-1, 1], the paper's class F_r, high on the expert. (B, obs_dim + action_dim) -> (B,)."""
+
+    def __init__(self, input_dim, hidden=256):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(input_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+    def forward(self, observation_actions):
+        return torch.tanh(self.net(observation_actions).squeeze(-1))
+
+
+def moment_gap(f_expert, f_learner, expert_weight, learner_weight):
+    """The payoff, from f on random state-action pairs of each side.
+
+    With weights 1 it is the difference of f's means over pairs. With each side's mean episode length over T as its weight it is the paper's
+    L(pi, f) / T = (E_expert[sum_t f] - E_pi[sum_t f]) / T, since a trajectory's sum over T is the mean over its pairs times its length over T.
+    """
+    return expert_weight * f_expert.mean() - learner_weight * f_learner.mean()
+
+
+def gradient_penalty(f, expert_batch, learner_batch, target_norm, rng):
+    """(|grad f| - target_norm)^2 on average over random mixtures of expert and learner pairs (Gulrajani et al. 2017)."""
+    u = torch.rand(len(expert_batch), 1, generator=rng)
+    mixture = (u * expert_batch + (1 - u) * learner_batch).requires_grad_()
+    (gradient,) = torch.autograd.grad(f(mixture).sum(), mixture, create_graph=True)
+    return (gradient.norm(dim=1) - target_norm).square().mean()
+
+
+class Rollouts:
+    """All roll-outs so far: state-action pairs in one preallocated block, (capacity, obs_dim + action_dim), so that an iteration copies its own rows only."""
+
+    def __init__(self, capacity, sa_dim):
+        self.block, self.n_pairs, self.n_episodes = torch.empty(capacity, sa_dim), 0, 0
+
+    def add(self, episodes):
+        for pairs in episodes:
+            self.block[self.n_pairs : self.n_pairs + len(pairs)] = torch.from_numpy(pairs)
+            self.n_pairs, self.n_episodes = self.n_pairs + len(pairs), self.n_episodes + 1
+
+    @property
+    def pairs(self):
+        return self.block[: self.n_pairs]
+
+    def state_dict(self):
+        return {"pairs": self.pairs.clone(), "n_episodes": self.n_episodes}
+
+    def load_state_dict(self, state):
+        self.n_pairs, self.n_episodes = len(state["pairs"]), state["n_episodes"]
+        self.pairs.copy_(state["pairs"])
+
+
+def update_reward(f, optimizer, expert_pairs, learner_pairs, weights, learning_rate, args, rng):
+    """The reward player's move: `args.disc_steps` steps up L(pi, f), less the penalties. Pairs are (n, obs_dim + action_dim). Returns what is logged."""
+    for _ in range(args.disc_steps):
+        expert_batch = expert_pairs[torch.randint(len(expert_pairs), (args.disc_batch_size,), generator=rng)]
+        learner_batch = learner_pairs[torch.randint(len(learner_pairs), (args.disc_batch_size,), generator=rng)]
+        f_expert, f_learner = f(expert_batch), f(learner_batch)
+        gap = moment_gap(f_expert, f_learner, *weights)
+        penalty = gradient_penalty(f, expert_batch, learner_batch, args.gradient_target, rng)
+        (args.gradient_penalty * penalty - gap).backward()
+        optimizer.step(learning_rate)
+    logs = {"gap": gap, "penalty": penalty, "f_expert": f_expert.mean(), "f_expert_std": f_expert.std()}
+    return {name: value.detach() for name, value in (logs | {"f_learner": f_learner.mean(), "f_learner_std": f_learner.std()}).items()}
+
+
+# ============================================================================================================================ policy player: SAC
+
+
+class ReplayBuffer:
+    """A ring of transitions in one preallocated float32 matrix: (s, a | s', terminated, reward). `terminated` is never set by the horizon."""
+
+    def __init__(self, capacity, obs_dim, action_dim):
+        self.rows = torch.zeros(capacity, 2 * obs_dim + action_dim + 2)
+        self.numpy_rows = self.rows.numpy()  # the same memory: writing a row through numpy takes a third of the time
+        self.obs_dim, self.sa_dim = obs_dim, obs_dim + action_dim
+        self.n_added = 0
+
+    def __len__(self):
+        return min(self.n_added, len(self.rows))
+
+    def add(self, observation, action, next_observation, terminated, reward=0.0):
+        row = self.numpy_rows[self.n_added % len(self.rows)]
+        row[: self.obs_dim] = observation
+        row[self.obs_dim : self.sa_dim] = action
+        row[self.sa_dim : -2] = next_observation
+        row[-2], row[-1] = terminated, reward
+        self.n_added += 1
+
+    def sample(self, n_batches, batch_size, rng):
+        """`n_batches` independent uniform batches, with one look-up for all of them."""
+        return self.rows[torch.randint(len(self), (n_batches * batch_size,), generator=rng)].split(batch_size)
+
+    def state_dict(self):
+        return {"rows": self.rows[: len(self)].clone(), "n_added": self.n_added}
+
+    def load_state_dict(self, state):
+        self.rows[: len(state["rows"])] = state["rows"]
+        self.n_added = state["n_added"]
+
+
+class SAC:
+    """Soft Actor-Critic (Haarnoja et al. 2018): twin Q-functions, entropy temperature tuned to the target entropy -dim(A), optimistic Adam throughout."""
+
+    def __init__(self, obs_dim, action_space, gamma, tau, gsde, init_temperature, rng):
+        self.gamma, self.tau, self.obs_dim, self.rng = gamma, tau, obs_dim, rng
+        self.sa_dim = obs_dim + action_space.shape[0]
+        self.actor = Actor(obs_dim, action_space, gsde)
+        self.critic, self.target_critic = TwinQ(self.sa_dim), TwinQ(self.sa_dim)
+        self.log_temperature = nn.ParameterList([nn.Parameter(torch.tensor(math.log(init_temperature)))])
+        self.target_entropy = -float(action_space.shape[0])
+        self.actor_parameters = list(self.actor.parameters())
+        self.actor_optimizer, self.critic_optimizer = OptimisticAdam(self.actor), OptimisticAdam(self.critic)
+        self.temperature_optimizer = OptimisticAdam(self.log_temperature)
+        self.target_vector, _ = flatten(self.target_critic)
+        self.target_vector.copy_(self.critic_optimizer.vector)
+
+    def target(self, next_observations, terminated, rewards):
+        """r + gamma (1 - terminated) (min_k Q_k(s', a') - temperature log pi(a'|s')), a' ~ pi(.|s'): (B,). Truncation bootstraps, termination does not."""
+        next_actions, log_prob = self.actor.sample(next_observations, self.rng)
+        next_q = self.target_critic(torch.cat([next_observations, next_actions], 1)).amin(0)
+        return rewards + self.gamma * (1 - terminated) * (next_q - self.log_temperature[0].exp() * log_prob)
+
+    def update(self, batch, learning_rate):
+        """One gradient step of critic, actor and temperature on `batch` (rows of the replay buffer). Returns what is logged, as tensors."""
+        observations, observation_actions = batch[:, : self.obs_dim], batch[:, : self.sa_dim]
+        with torch.no_grad():
+            target = self.target(batch[:, self.sa_dim : -2], batch[:, -2], batch[:, -1])
+        q = self.critic(observation_actions)
+        critic_loss = (q - target).square().mean()
+        critic_loss.backward()
+        self.critic_optimizer.step(learning_rate)
+
+        actions, log_prob = self.actor.sample(observations, self.rng)
+        temperature = self.log_temperature[0].detach().exp()
+        actor_loss = (temperature * log_prob - self.critic(torch.cat([observations, actions], 1)).amin(0)).mean()
+        actor_loss.backward(inputs=self.actor_parameters)
+        self.actor_optimizer.step(learning_rate)
+
+        # The temperature rises while the entropy is below its target: gradient of -log_temperature (log pi + target_entropy).
+        self.temperature_optimizer.gradient.copy_(-(log_prob.detach().mean() + self.target_entropy))
+        self.temperature_optimizer.step(learning_rate)
+
+        with torch.no_grad():
+            self.target_vector.lerp_(self.critic_optimizer.vector, self.tau)
+        logs = {"critic_loss": critic_loss, "actor_loss": actor_loss, "q": q.mean(), "entropy": -log_prob.mean(), "temperature": temperature}
+        return {name: value.detach() for name, value in logs.items()}
+
+    def state_dict(self):
+        modules = {name: getattr(self, name).state_dict() for name in ("actor", "critic", "target_critic", "log_temperature")}
+        optimizers = {name: getattr(self, name).state_dict() for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer")}
+        return modules | optimizers
+
+    def load_state_dict(self, state):
+        for name, value in state.items():
+            getattr(self, name).load_state_dict(value)
+
+
+@torch.no_grad()
+def reward_shift(f, expert_pairs, args):
+    """What is added to f to make the policy player's reward: a number that puts the expert's mean reward at `args.reward_level`.
+
+    The mean payoff is blind to it, and nothing else depends on it but whether staying alive pays: the end of an episode is worth 0, so a policy is better
+    dead where f is more than the level below the expert's mean. Left to itself f's level drifts, and Hopper learns to fall at once, or to stand still for ever.
+    """
+    return args.reward_level - f(expert_pairs).mean().item() if args.payoff == "mean" else 0.0
+
+
+@torch.no_grad()
+def label(buffer, f, shift, counts):
+    """Give the transitions since `counts["labelled"]` their learned reward, in large batches: far cheaper than f on every batch of every update."""
+    oldest = max(counts["labelled"], buffer.n_added - len(buffer))
+    for rows in torch.arange(oldest, buffer.n_added).remainder(len(buffer.rows)).split(8192):
+        buffer.rows[rows, -1] = f(buffer.rows[rows, : buffer.sa_dim]) + shift
+    counts["labelled"] = buffer.n_added
+
+
+# ================================================================================================================================= expert resets
+
+
+def start_episode(env, demos, alpha, rng):
+    """With probability alpha put `env` into an expert's state (a demonstration, then one of its steps, both uniformly), else into one of its own start states.
+
+    Returns the observation and whether it was an expert reset. A reset takes no simulation step; the episode has the rest of the horizon left.
+    """
+    if rng.random() >= alpha:
+        return env.reset()[0], False
+    episode = rng.integers(demos.n_episodes)
+    row = rng.integers(demos.episode_starts[episode], demos.episode_starts[episode + 1])
+    return set_state(env, demos.states[row]), True
+
+
+# ============================================================================================================ roll-outs, evaluation and selection
+
+
+def roll_out(env, act, n_episodes):
+    """Whole episodes from the environment's own start states: lists of (T_i, obs_dim + action_dim) float32 arrays and of true returns."""
+    episodes, returns = [], []
+    for _ in range(n_episodes):
+        observation, _ = env.reset()
+        pairs, total, done = [], 0.0, False
+        while not done:
+            action = act(observation)
+            pairs.append(np.concatenate([observation, action]))
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, done = total + reward, terminated or truncated
+        episodes.append(np.array(pairs, dtype=np.float32))
+        returns.append(total)
+    return episodes, returns
+
+
+def deterministic(actor):
+    """The policy that is evaluated and returned: observation -> action."""
+
+    def act(observation):
+        with torch.no_grad():
+            return actor(torch.from_numpy(observation)[None])[0].numpy()
+
+    return act
+
+
+def sampler(actor, rng, hold):
+    """The policy that explores: observation -> action ~ pi(.|s). With gSDE its noise matrix is held for `hold` steps."""
+    noise, t = None, 0
+
+    def act(observation):
+        nonlocal noise, t
+        with torch.no_grad():
+            if t % hold == 0:
+                noise = actor.sample_noise(rng)
+            t += 1
+            return actor.sample(torch.from_numpy(observation)[None], rng, noise)[0][0].numpy()
+
+    return act
+
+
+class ValidationError:
+    """Moment-matching error against held-out demonstrations, over a fixed reward class: the unit ball spanned by 512 random Fourier features of (s, a).
+
+    sup_f (E_expert[sum_t f] - E_pi[sum_t f]) / T is then the norm of the difference of the mean features. Fixed, so that the errors of different
+    iterations compare; it never looks at the true reward. One feature more is 1 on the steps that an episode which ended early lacks: else a policy that
+    falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
+    """
+
+    def __init__(self, expert_episodes, horizon, seed, n_features=512):
+        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng((seed, 8))
+        self.center, self.spread = pairs.mean(0), np.maximum(pairs.std(0), 0.1)
+        self.frequencies = rng.normal(size=(pairs.shape[1], n_features)) / math.sqrt(pairs.shape[1])
+        self.phases = rng.uniform(0, 2 * math.pi, n_features)
+        self.horizon = horizon
+        self.expert_moments = self.moments(expert_episodes)
+
+    def moments(self, episodes):
+        """(n_features + 1,): E[sum_t phi(s_t, a_t)] / T, and the mean share of the horizon after the end of the episode."""
+        standard = (np.concatenate(episodes) - self.center) / self.spread
+        features = np.cos(standard @ self.frequencies + self.phases) * math.sqrt(2 / len(self.phases))
+        all_steps = self.horizon * len(episodes)
+        return np.append(features.sum(0), all_steps - len(features)) / all_steps
+
+    def __call__(self, episodes):
+        return float(np.linalg.norm(self.expert_moments - self.moments(episodes)))
+
+
+def evaluate(args, act, seed, validation_error=None, video_folder=None):
+    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error.
+
+    In an environment of its own, seeded by `seed`, so that it draws nothing from training's streams.
+    """
+    env = make_env(args.env_id, p_tremble=args.p_tremble, seed=seed, render_mode="rgb_array" if video_folder else None)
+    if video_folder:
+        from gymnasium.wrappers import RecordVideo
+
+        env = RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0, name_prefix=f"timestep-{seed[-1]}", disable_logger=True)
+    if act is None:
+        rng = np.random.default_rng(seed)
+        act = lambda observation: env.random_action(rng)  # noqa: E731
+    episodes, returns = roll_out(env, act, args.eval_episodes)
+    env.close()
+    return {
+        "return": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "length": float(np.mean([len(episode) for episode in episodes])),
+        "validation_error": validation_error(episodes) if validation_error else math.nan,
+    }
+
+
+def evaluate_and_select(args, folder, actor, step, validation_error, counts):
+    """Evaluate the present policy and save it: as final_policy.pt, and as policy.pt where it has the least validation error so far.
+
+    The true reward has no part in the selection. Returns what `evaluate` did, and the console's line.
+    """
+    video_folder = folder / "videos" if args.capture_video else None
+    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), validation_error, video_folder)
+    policy = {"actor": actor.state_dict(), "step": step, "evaluation": evaluation}
+    save_atomically(folder / "final_policy.pt", policy)
+    selected = evaluation["validation_error"] <= counts["best_error"]
+    if selected:
+        counts["best_error"] = evaluation["validation_error"]
+        save_atomically(folder / "policy.pt", policy)
+    line = f"{step:>8} {X_AXIS[2]}  return {evaluation['return']:7.1f} +- {evaluation['return_std']:<6.1f} length {evaluation['length']:6.1f}"
+    return evaluation, f"{line}  validation error {evaluation['validation_error']:.4f}{' *' if selected else '  '}"
+
+
+# ======================================================================================================================== logs, files and resuming
+
+
+def save_atomically(path, content):
+    """torch.save, to a temporary name first: a killed run leaves the old file or the new one, never half of one."""
+    temporary = Path(f"{path}.tmp")
+    torch.save(content, temporary)
+    os.replace(temporary, path)
+
+
+def write_atomically(path, text):
+    """The same for text."""
+    temporary = Path(f"{path}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+class Generators:
+    """The run's random streams, torch's and numpy's, for its checkpoint."""
+
+    def __init__(self, *rngs):
+        self.rngs = rngs
+
+    def state_dict(self):
+        return {"states": [rng.get_state() if isinstance(rng, torch.Generator) else rng.bit_generator.state for rng in self.rngs]}
+
+    def load_state_dict(self, state):
+        for rng, value in zip(self.rngs, state["states"], strict=True):
+            if isinstance(rng, torch.Generator):
+                rng.set_state(value)
+            else:
+                rng.bit_generator.state = value
+
+
+def describe_run(args):
+    """Everything needed to run this again: the arguments, and what they ran on."""
+    try:
+        commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git here
+        commit = ""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
+    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+
+
+X_AXIS = ("charts/timesteps", "interactions used for policy optimisation", "interactions")  # the first column of metrics.csv, in words, in a word
+
+
+class Log:
+    """One row an outer iteration, to metrics.csv and TensorBoard. The first `n_kept` rows of an earlier start are kept, later ones are written again."""
+
+    def __init__(self, folder, n_kept):
+        self.path = folder / "metrics.csv"
+        self.path.touch()
+        lines = self.path.read_bytes().splitlines(keepends=True)[: n_kept + 1] if n_kept else []
+        os.truncate(self.path, sum(map(len, lines)))
+        self.tensorboard = SummaryWriter(folder, purge_step=int(lines[-1].split(b",")[0]) + 1 if lines else 0)
+
+    def write(self, row):
+        with open(self.path, "a", newline="") as file:
+            writer = csv.DictWriter(file, list(row))
+            if file.tell() == 0:
+                writer.writeheader()
+            writer.writerow(row)
+        for name, value in row.items():
+            if value != "":
+                self.tensorboard.add_scalar(name, value, row[X_AXIS[0]])
+        self.tensorboard.flush()
+
+    def read(self, *names):
+        """The columns `names` of the rows that have them, as floats."""
+        with open(self.path, newline="") as file:
+            rows = [[row[name] for name in names] for row in csv.DictReader(file)]
+        return np.array([row for row in rows if "" not in row], dtype=float).reshape(-1, len(names)).T
+
+
+def plot_learning_curve(folder, log, references):
+    """learning_curve.png: the true return over the x-axis, beside the references."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    x, returns = log.read(X_AXIS[0], "eval/return")
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    axes.plot(x, returns, "o-", label="policy")
+    for (name, value), style in zip(references.items(), ("--", ":", "-."), strict=False):
+        axes.axhline(value, color="black", linestyle=style, label=name)
+    axes.set(xlabel=X_AXIS[1], ylabel="true return")
+    axes.set_title(folder.name, fontsize="small")
+    axes.legend()
+    figure.savefig(folder / "learning_curve.png", dpi=120)
+    plt.close(figure)
+
+
+def check_args(args):
+    """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
+    for field in fields(args):
+        value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
+        if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
+            raise SystemExit(f"{flag} is {value}: give a number from 0 to 1")
+        if field.name.endswith("learning_rate") and value < 0:
+            raise SystemExit(f"{flag} is {value}: give at least 0")
+        if field.name == "init_temperature" and value <= 0:
+            raise SystemExit(f"{flag} is {value}: give a number above 0")
+        if field.type in (int, "int") and value < (0 if field.name in ("seed", "learning_starts") else 1):
+            raise SystemExit(f"{flag} is {value}: give at least {0 if field.name in ('seed', 'learning_starts') else 1}")
+    if args.capture_video and importlib.util.find_spec("moviepy") is None:
+        raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
+    try:
+        env = make_env(args.env_id, p_tremble=args.p_tremble)
+        if not hasattr(env.action_space, "high"):
+            raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
+        demos, _, _ = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+        if args.anneal_alpha or args.alpha > 0:
+            demos.need_states(args.demos or args.env_id, "--anneal-alpha" if args.anneal_alpha else f"--alpha {args.alpha}")
+    except ValueError as error:  # of the environment or of the demonstrations
+        raise SystemExit(str(error)) from None
+
+
+# ======================================================================================================================================= training
+
+
+def train(args, folder):
+    """Algorithm 4 with expert resets of probability alpha. Writes logs, checkpoint and policies into `folder`, and goes on where a checkpoint stands."""
+    # Every purpose has its own random stream, so that evaluating or logging never changes training.
+    streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 6)]
+    torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
+    policy_rng, reward_rng = (torch.Generator().manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
+    reset_rng, warmup_rng = (np.random.default_rng(stream) for stream in streams[3:5])
+    env, rollout_env = (make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, stream)) for stream in (6, 7))
+
+    demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+    expert_pairs = torch.from_numpy(np.concatenate([demos.observations, demos.actions], axis=1))
+    expert_weight = len(expert_pairs) / demos.n_episodes / env.horizon
+    validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
+    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon, args.seed)
+
+    obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
+    f = Reward(obs_dim + action_dim)
+    f_optimizer = OptimisticAdam(f)
+    agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
+    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
+    n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)
+    rollouts = Rollouts(n_iterations * args.n_rollouts * env.horizon, obs_dim + action_dim)
+    counts = {"iteration": 0, "timesteps": 0, "rollout_timesteps": 0, "labelled": 0, "best_error": math.inf, "seconds": 0.0}
+
+    parts = {"agent": agent, "buffer": buffer, "f": f, "f_optimizer": f_optimizer, "env": env, "rollout_env": rollout_env}
+    parts |= {"rollouts": rollouts, "rngs": Generators(policy_rng, reward_rng, reset_rng, warmup_rng)}
+
+    checkpoint = folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
+        observation, counts, references = env.observation, saved["counts"], saved["references"]
+    else:
+        references["random policy"] = evaluate(args, None, (args.seed, 9, 1))["return"]
+        observation, _ = start_episode(env, demos, 1.0 if args.anneal_alpha else args.alpha, reset_rng)
+    log = Log(folder, n_kept=counts["iteration"])
+    progress = tqdm(total=args.total_timesteps, initial=counts["timesteps"], unit="step", disable=None)
+    say = progress.write
+    say(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
+    started = time.time() - counts["seconds"]
+
+    for iteration in range(counts["iteration"] + 1, n_iterations + 1):
+        remaining = 1 - (iteration - 1) / n_iterations
+
+        # ---- Reward player: no regret over sum_i L(pi_i, f), on whole trajectories of all policies so far, from the start states.
+        rollouts.add([roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), 1)[0][0] for _ in range(args.n_rollouts)])
+        learner_pairs = rollouts.pairs
+        counts["rollout_timesteps"] = len(learner_pairs)
+        learner_weight = len(learner_pairs) / rollouts.n_episodes / env.horizon  # see moment_gap
+        weights = (expert_weight, learner_weight) if args.payoff == "sum" else (1.0, 1.0)
+        reward_logs = update_reward(f, f_optimizer, expert_pairs, learner_pairs, weights, args.disc_learning_rate * remaining, args, reward_rng)
+        if args.rewards == "recomputed":
+            counts["labelled"] = 0  # every transition in the buffer is worth what the new f says
+        shift = reward_shift(f, expert_pairs, args)
+        label(buffer, f, shift, counts)
+
+        # ---- Policy player: SAC on the learned reward, in episodes that start from an expert state with probability alpha.
+        alpha = 1 - (iteration - 1) / max(1, n_iterations - 1) if args.anneal_alpha else args.alpha
+        act = sampler(agent.actor, policy_rng, args.train_freq)
+        n_episodes, n_expert_resets, policy_logs = 0, 0, {}
+        for _ in range(min(args.iteration_timesteps, args.total_timesteps - counts["timesteps"])):
+            warming_up = counts["timesteps"] < args.learning_starts
+            action = env.random_action(warmup_rng) if warming_up else act(observation)
+            next_observation, _, terminated, truncated, _ = env.step(action)  # the true reward is not looked at
+            buffer.add(observation, action, next_observation, terminated)
+            observation = next_observation
+            if terminated or truncated:
+                observation, is_expert_reset = start_episode(env, demos, alpha, reset_rng)
+                n_episodes, n_expert_resets = n_episodes + 1, n_expert_resets + is_expert_reset
+            counts["timesteps"] += 1
+            progress.update()
+            if counts["timesteps"] % args.train_freq == 0 and not warming_up:
+                label(buffer, f, shift, counts)
+                learning_rate = args.learning_rate * (1 - counts["timesteps"] / args.total_timesteps)
+                for batch in buffer.sample(args.gradient_steps, args.batch_size, policy_rng):
+                    policy_logs = agent.update(batch, learning_rate)
+                act = sampler(agent.actor, policy_rng, args.train_freq)  # with gSDE, new noise of the new policy
+        label(buffer, f, shift, counts)  # transitions since the last burst belong to this f
+
+        # ---- Evaluation, and selection of the policy that is returned.
+        evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error"), "")
+        if iteration % args.eval_every == 0 or iteration == n_iterations:
+            evaluation, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
+            say("  ".join([line, f"gap {reward_logs['gap']:.3f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
+        counts["iteration"], counts["seconds"] = iteration, time.time() - started
+        log.write(
+            {"charts/timesteps": counts["timesteps"], "charts/all_timesteps": counts["timesteps"] + counts["rollout_timesteps"]}
+            | {"charts/seconds": counts["seconds"]}
+            | {f"eval/{name}": value for name, value in evaluation.items()}
+            | {f"disc/{name}": float(value) for name, value in reward_logs.items()}
+            | {"disc/shift": shift, "disc/learner_length": learner_weight * env.horizon}
+            | {f"losses/{name}": float(policy_logs.get(name, math.nan)) for name in ("critic_loss", "actor_loss", "q", "entropy", "temperature")}
+            | {"resets/alpha": alpha, "resets/episodes": n_episodes, "resets/expert_fraction": n_expert_resets / n_episodes if n_episodes else ""}
+        )
+        save_atomically(checkpoint, {name: part.state_dict() for name, part in parts.items()} | {"counts": counts, "references": references})
+    progress.close()
+    log.tensorboard.close()
+    plot_learning_curve(folder, log, references)
+    scores = report(args, folder)
+    write_atomically(folder / "scores.json", json.dumps(scores | {"references": references}, indent=2))  # its presence says that the run is finished
+
+
+def report(args, folder):
+    """Score the selected and the final policy, on episodes that neither training nor selection has seen. Training ends with this too."""
+    env, scores = make_env(args.env_id), {}
+    for name, what in (("policy.pt", "selected"), ("final_policy.pt", "final")):
+        if not (folder / name).exists():
+            raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
+        saved = torch.load(folder / name, weights_only=True)
+        actor = Actor(env.observation_space.shape[0], env.action_space, args.gsde)
+        actor.load_state_dict(saved["actor"])
+        score = evaluate(args, deterministic(actor), (args.seed, 11))
+        print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}"
+              f" over {args.eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
+        scores[what] = {"step": saved["step"], "episodes": args.eval_episodes} | {key: score[key] for key in ("return", "return_std", "length")}
+    return scores
+
+
+def main():
+    args = tyro.cli(Args)
+    if args.resume or args.eval:
+        folder, mode = (Path(args.resume), "resume") if args.resume else (Path(args.eval), "eval")
+        if args != Args(**{mode: getattr(args, mode)}):
+            raise SystemExit(f"--{mode} takes every other argument from the run: leave the others out")
+        if not (folder / "args.json").exists():
+            raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
+        saved = json.loads((folder / "args.json").read_text())
+        args = Args(**{field.name: saved[field.name] for field in fields(Args)})
+    else:
+        mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if mode != "eval":  # which needs no demonstrations
+        check_args(args)
+    torch.set_num_threads(args.torch_threads)
+    torch.set_float32_matmul_precision(args.matmul_precision)
+    if mode == "eval":
+        report(args, folder)
+        return
+    if mode == "train":
+        if args.demos and Path(args.demos).exists():
+            args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
+        folder.mkdir(parents=True)
+        write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
+    train(args, folder)
+
+
+if __name__ == "__main__":
+    main()
