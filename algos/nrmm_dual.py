@@ -117,8 +117,8 @@ class Args:
     """initial learning rate of policy, Q-functions and temperature, decaying linearly to 0 over the whole run"""
     learning_starts: int = 1000
     """interactions with uniformly random actions, once, before learning starts"""
-    gsde: bool = True
-    """state-dependent exploration noise"""
+    gsde: bool = False
+    """state-dependent exploration noise (the paper's table says so; here it learned far more slowly)"""
     init_temperature: float = 1.0
     """entropy temperature to start from"""
 
@@ -139,7 +139,7 @@ class Actor(nn.Module):
     N(mean(s), h(s)^2 std^2).
     """
 
-    def __init__(self, obs_dim, action_space, gsde=True, hidden=256):
+    def __init__(self, obs_dim, action_space, gsde=False, hidden=256):
         super().__init__()
         action_dim = action_space.shape[0]
         self.gsde = gsde

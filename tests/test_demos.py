@@ -1,5 +1,6 @@
 """Demonstrations: what is written is what is read, what cannot be trained on is refused by name, and every recorded step can be taken again."""
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -232,15 +233,19 @@ def test_actions_out_of_bounds_are_not_recorded(env):
 # ----------------------------------------------------------------------------------------------------------------------------------- loading
 
 
+def generators_of(env):
+    return [copy.deepcopy(env.state_dict()[name]) for name in ("start", "tremble")]
+
+
 def test_load_returns_the_first_demonstrations_and_disturbs_nothing(tmp_path, hopper):
     save(tmp_path / "demos.npz", hopper)
     env = make_env(ENV_ID, p_tremble=0.5, seed=3, horizon=HORIZON)
-    generators = repr(env.rng_state())
+    generators = generators_of(env)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_same(load(tmp_path / "demos.npz", env), hopper)
         assert_same(load(tmp_path / "demos.npz", env, n_demos=2), hopper.subset([0, 1]))
-    assert repr(env.rng_state()) == generators and env.p_tremble == 0.5
+    assert generators_of(env) == generators and env.p_tremble == 0.5
     assert np.array_equal(env.reset()[0], make_env(ENV_ID, p_tremble=0.5, seed=3).reset()[0])
 
 
