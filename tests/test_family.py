@@ -27,7 +27,6 @@ from conftest import (
     ROOT,
     Counter,
     Interrupted,
-    assert_close,
     checkpoint,
     chi_square,
     column,
@@ -69,7 +68,7 @@ METRICS += ["losses/training_loss", "losses/validation_loss"]
 METRICS += ["resets/alpha", "resets/episodes", "resets/expert_fraction"]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def parts(source):
     """What a file is made of: definitions (each with the banner that it stands under), Args fields, banners and headings, metric names, what defines nothing.
 
@@ -100,9 +99,8 @@ def parts(source):
             others.append(text(node))
     strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     names = {string for string in strings if re.fullmatch(r"(charts|eval|disc|losses|resets)/\w+", string)}
-    return SimpleNamespace(
-        definitions=definitions, arguments=arguments, sections=headings, metrics=names, others=others[1:], helpless=helpless  # the first is the docstring
-    )
+    others = others[1:]  # without the file's docstring
+    return SimpleNamespace(definitions=definitions, arguments=arguments, sections=headings, metrics=names, others=others, helpless=helpless)
 
 
 def order(a, b):
@@ -163,7 +161,7 @@ def test_every_piece_counts(file, sources):
 
 
 CHANGES = {
-    "a sign": ("filter_nr", "expert_weight * f_expert.mean() - learner_weight", "expert_weight * f_expert.mean() + learner_weight", "moment_gap of the definitions"),
+    "a sign": ("filter_nr", "f_expert.mean() - learner_weight", "f_expert.mean() + learner_weight", "moment_gap of the definitions"),
     "a decorator": ("nrmm_dual", "@torch.no_grad()\ndef label", "def label", "label of the definitions"),
     "a default": ("mm_gail_ipm", "gamma: float = 0.98", "gamma: float = 0.99", "gamma of the arguments"),
     "a type": ("bc", "seed: int = 1", "seed: float = 1", "seed of the arguments"),
@@ -208,7 +206,7 @@ def constant_evaluation(*arguments, **options):
 def runs(tiny, tmp_path_factory):
     """A tiny training of each script, when it is first asked for: its arguments, folder, first and last networks, and what it printed."""
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cache
     def train_once(script):
         module, folder = importlib.import_module(f"algos.{script}"), tmp_path_factory.mktemp(script)
         args, start, printed = tiny(module=module), {}, io.StringIO()
