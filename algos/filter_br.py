@@ -84,7 +84,6 @@ class Args:
     """the reward player's payoff: "mean" of f over state-action pairs, f then shifted to --reward-level, or "sum" over trajectories, f as it is (the paper's)"""
     reward_level: float = 0.5
     """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0"""
-    rewards: Literal
     rewards: Literal["recomputed", "recorded"] = "recomputed"
     """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
     n_rollouts: int = 4
