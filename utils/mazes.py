@@ -103,6 +103,12 @@ class Maze(MujocoEnv):
         model.vis.global_.offwidth, model.vis.global_.offheight = self.width, self.height
         return model, mujoco.MjData(model)
 
+    def is_free(self, xy):
+        """(n,) bool: whether these points (n, 2), in metres, lie outside all walls and inside the maze."""
+        padded = np.pad([[mark != "#" for mark in row] for row in self.layout], 1)
+        row, column = (np.floor(xy[:, ::-1].T / CELL + 2.5)).astype(int)
+        return padded[row.clip(0, padded.shape[0] - 1), column.clip(0, padded.shape[1] - 1)]
+
     def observe(self):
         return np.concatenate([self.data.qpos, self.data.qvel, self.goal])
 
