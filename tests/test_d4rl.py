@@ -180,6 +180,7 @@ def with_nan(path):
         (broken(infos__goal=np.zeros((9, 3))), "holds 9 rows with goals of 3 numbers"),
         (broken(**{name.replace("/", "__"): array[:0] for name, array in d4rl_arrays().items()}), "holds 0 rows"),
         (broken(timeouts=np.ones(9), infos__qpos=None), "no roll-out in it has two rows"),
+        (lambda path: write(path, d4rl_arrays(), versions="no JSON"), "Expecting value"),
         (with_nan, r"observations has a NaN or an infinity in row 5 \(episode 1, step 1\)"),
     ],
 )

@@ -117,15 +117,15 @@ def read_arrays(path):
     names = ("observations", "actions", "rewards", "terminals", "timeouts", "infos/goal")
     try:
         with h5py.File(path, "r") as file:
-            missing = [name for name in names if not isinstance(file.get(name), h5py.Dataset)]
-            if missing:
-                raise ValueError(f"lacks {', '.join(missing)}: give a file of D4RL's mazes, whose format utils/d4rl.py describes")
-            arrays = {name: file[name][()] for name in (*names, "infos/qpos", "infos/qvel") if name in file}
+            arrays = {name: file[name][()] for name in (*names, "infos/qpos", "infos/qvel") if isinstance(file.get(name), h5py.Dataset)}
             attributes = dict(file.attrs)
     except FileNotFoundError:
         raise ValueError("no such file: give --demos a path that exists, or fetch D4RL's data with --demos d4rl:antmaze-large-play-v2") from None
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise ValueError(f"cannot be read, it is truncated, damaged or no HDF5 ({error}): copy or download it again") from error
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ValueError(f"lacks {', '.join(missing)}: give a file of D4RL's mazes, whose format utils/d4rl.py describes")
     n = len(np.atleast_1d(arrays["observations"]))
     for name, array in arrays.items():
         flat = name in ("rewards", "terminals", "timeouts")
@@ -142,7 +142,7 @@ def read_arrays(path):
 def read_demos(path):
     """The fields of a utils.demos.Demos, as a dict; env_id is "" where neither the file nor its name says. Raises ValueError, in one sentence."""
     arrays, attributes = read_arrays(path)
-    positions, actions, goals = arrays["observations"].astype(np.float32), arrays["actions"], arrays["infos/goal"].astype(np.float32)
+    positions, goals = arrays["observations"].astype(np.float32), arrays["infos/goal"].astype(np.float32)
     timeouts, terminals = arrays["timeouts"].astype(bool), arrays["terminals"].astype(bool)
     n, d = positions.shape
     jumps = np.append(np.linalg.norm(np.diff(positions[:, :2], axis=0), axis=1) > JUMP, False)
@@ -190,7 +190,7 @@ def read_demos(path):
     by_name = [env_id for env_id, (name, _, _) in FILES.items() if name == Path(path).name]
     return {
         "observations": observations[rows],
-        "actions": actions[rows],
+        "actions": arrays["actions"][rows],
         "rewards": arrays["rewards"][rows],
         "terminated": terminated,
         "truncated": truncated,
