@@ -27,6 +27,9 @@ BULLET_ENVS = tuple(f"{robot}BulletEnv-v0" for robot in ("Hopper", "Walker2D", "
 MUJOCO_ENVS = ("Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Ant-v5", "Humanoid-v5", "HumanoidStandup-v5", "Swimmer-v5", "Reacher-v5", "Pusher-v5")
 MUJOCO_ENVS += ("InvertedPendulum-v5", "InvertedDoublePendulum-v5")
 CLASSIC_ENVS = ("CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarContinuous-v0", "Acrobot-v1")
+MAZE_ENVS = ("antmaze-umaze-v2", "antmaze-umaze-diverse-v2", *(f"antmaze-{maze}-{data}-v2" for maze in ("medium", "large") for data in ("play", "diverse")))
+MAZE_ENVS += ("PointMaze_UMaze-v0", "PointMaze_Medium-v0", "PointMaze_Large-v0")
+MUJOCO_INSTALL = 'pip install "mujoco>=3.1.6,<4" imageio'
 
 
 class ResettableEnv(gym.Wrapper):
@@ -274,13 +277,16 @@ def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None):
     if "Bullet" in env_id:
         _require("pybullet_envs_gymnasium", env_id, "pip install pybullet-envs-gymnasium")
         import pybullet_envs_gymnasium  # noqa: F401  (registers the tasks)
+    if env_id in MAZE_ENVS:
+        _require("mujoco", env_id, MUJOCO_INSTALL)
+        import utils.mazes  # noqa: F401  (registers the tasks)
     try:
         spec = gym.spec(env_id)
     except (gym.error.Error, ImportError) as error:
-        known = ", ".join(BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS)
+        known = ", ".join(BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS + MAZE_ENVS)
         raise ValueError(f"unknown environment {env_id!r}: known ids are {known} (and any registered task with get_state and set_state)") from error
     if str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
-        _require("mujoco", env_id, 'pip install "mujoco>=3.1.6,<4" imageio')
+        _require("mujoco", env_id, MUJOCO_INSTALL)
     if horizon is None and spec.max_episode_steps is None:
         raise ValueError(f"{env_id} has no registered time limit: give a horizon in steps")
 
