@@ -263,7 +263,7 @@ def test_actor_deterministic_head(actor, mean):
 def test_gsde_noise_is_linear_in_the_features():
     """One matrix for the whole batch, and for as many steps as it is held."""
     torch.manual_seed(0)
-    actor, observations = Actor(4, box([-1] * 3, [1] * 3)), torch.randn(50, 4)
+    actor, observations = Actor(4, box([-1] * 3, [1] * 3), gsde=True), torch.randn(50, 4)
     noise = actor.sample_noise(generator())
     assert noise.shape == (256, 3) and noise.std().item() == pytest.approx(math.exp(-3), rel=0.1)
     u = torch.atanh(actor.sample(observations, None, noise)[0])
@@ -515,8 +515,8 @@ def test_update_reward_raises_the_gap():
     update_reward(f, OptimisticAdam(f), expert, learner, (1.0, 0.5), 2e-3, args, generator())
     after = moment_gap(f(expert), f(learner), 1.0, 0.5)
     assert after > before + 0.3 and f(expert).mean() > f(learner).mean() + 0.2
-    far = f(1000 * torch.randn(500, 5))  # in [-1, 1], and both ends are reached
-    assert far.min() == pytest.approx(-1, abs=1e-3) and far.max() == pytest.approx(1, abs=1e-3) and far.abs().max() <= 1
+    far = f(1000 * torch.randn(500, 5)).detach()  # in [-1, 1], and both ends are reached
+    assert -1 <= far.min() < -0.999 and 0.999 < far.max() <= 1
 
 
 def test_update_reward_step_against_plain_torch():
@@ -764,7 +764,7 @@ def test_training_moves_everything(hopper_run):
         assert all((before[name] != after[name]).any() for name in learned)
         assert all(torch.isfinite(after[name]).all() for name in learned)
     assert hopper_run.end["agent"]["critic_optimizer"]["t"] == 16 * 4  # bursts at 96, 128 ... 576: the first 64 actions are random
-    assert hopper_run.end["f_optimizer"]["t"] == 3 * 10
+    assert hopper_run.end["f_optimizer"]["t"] == 3 * hopper_run.args.disc_steps
 
 
 def test_training_writes_what_it_says(hopper_run, tiny):
@@ -913,7 +913,7 @@ def test_rewards_in_training(rewards, tiny, tmp_path, monkeypatch):
     def spy_update_reward(f, optimizer, expert_pairs, *arguments):
         logs = update_reward(f, optimizer, expert_pairs, *arguments)
         f = copy.deepcopy(f)
-        fs.append(lambda x: f(x) + 0.5 - f(expert_pairs).mean())
+        fs.append(lambda x: f(x) + 0.3 - f(expert_pairs).mean())
         return logs
 
     def spy_update(self, batch, learning_rate):
@@ -923,7 +923,7 @@ def test_rewards_in_training(rewards, tiny, tmp_path, monkeypatch):
     SAC_update = SAC.update
     monkeypatch.setattr(filter_br, "update_reward", spy_update_reward)
     monkeypatch.setattr(SAC, "update", spy_update)
-    rows = run(tiny(rewards=rewards, buffer_size=1000), tmp_path / "run")["buffer"]["rows"]
+    rows = run(tiny(rewards=rewards, payoff="mean", reward_level=0.3, buffer_size=1000), tmp_path / "run")["buffer"]["rows"]
     with torch.no_grad():
         by_iteration = torch.stack([f(rows[:, :3]) for f in fs])
         collected_in = torch.arange(600) // 200
@@ -978,7 +978,7 @@ def test_learns_in_the_right_direction(tiny, tmp_path):
 def counter_run(tiny, tmp_path_factory):
     """A training that nothing interrupts, as long as those that are."""
     folder = tmp_path_factory.mktemp("counter_run")
-    return folder, run(tiny(), folder)
+    return folder, run(tiny(gsde=True), folder)
 
 
 # In an iteration: update_reward, label and start_episode often, evaluate, save_atomically of final_policy.pt and mostly of policy.pt, Log.write,
@@ -994,9 +994,9 @@ def test_resume_at_chosen_moments(name, nth, tiny, tmp_path, counter_run):
     with pytest.MonkeyPatch.context() as patch:
         (interrupt_file if name == "scores.json" else interrupt)(patch, name, nth)
         with pytest.raises(Interrupted):
-            run(tiny(), tmp_path / "run")
+            run(tiny(gsde=True), tmp_path / "run")
     assert not (tmp_path / "run" / "scores.json").exists()  # which says that a run is finished
-    resumed = run(tiny(), tmp_path / "run")
+    resumed = run(tiny(gsde=True), tmp_path / "run")
     assert metrics(tmp_path / "run") == metrics(folder)
     assert (tmp_path / "run" / "scores.json").read_text() == (folder / "scores.json").read_text()
     assert same(resumed, end)
@@ -1047,8 +1047,8 @@ def test_schedules_and_warm_up_across_a_resume(tiny, tmp_path, monkeypatch):
     run(args, tmp_path / "run")
     bursts = range(96, 601, 32)  # multiples of 32 that follow more than 70 interactions
     assert 0 < n_before < len(rates)
-    np.testing.assert_allclose(rates, np.repeat([7.3e-4 * (1 - t / 600) for t in bursts], 4), rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(disc_rates, [2e-3, 2e-3 * 2 / 3, 2e-3 / 3])
+    np.testing.assert_allclose(rates, np.repeat([args.learning_rate * (1 - t / 600) for t in bursts], 4), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(disc_rates, args.disc_learning_rate * np.array([1, 2 / 3, 1 / 3]))
     assert len(random_actions) == 70
 
 

@@ -144,7 +144,7 @@ def test_learns(tmp_path):
     (row,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
     torch.manual_seed(int(np.random.SeedSequence((args.seed, 21)).generate_state(1)[0]))
     start = returns(args, Policy(2, Counter.action_space), 0.0, 20, 0).mean()
-    assert abs(start) < 1.5 and row["return_p_tremble_0"] > 3 and row["return_p_tremble_0"] > row["return_p_tremble_0.1"] > 1
+    assert abs(start) < 1.5 and row["return_p_tremble_0"] > 3 and row["return_p_tremble_0"] >= row["return_p_tremble_0.1"] > 1
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------- recording
