@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -88,14 +89,15 @@ def make_checkout(tmp_path):
 
 
 def start(checkout, *words):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "utils/sweep.py", *map(str, words)], cwd=checkout, **pipes)
+    with open(checkout / "said", "w") as file:  # a pipe would stay open for as long as a job lives
+        process = subprocess.Popen([sys.executable, "utils/sweep.py", *map(str, words)], cwd=checkout, stdout=file, stderr=file)
+    process.said = checkout / "said"
+    return process
 
 
 def finish(process):
     """Its exit code, and what it said."""
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out + err
+    return process.wait(timeout=300), process.said.read_text()
 
 
 def stand_ins(*flags, seeds=(1, 2, 3, 4)):
@@ -103,7 +105,7 @@ def stand_ins(*flags, seeds=(1, 2, 3, 4)):
 
 
 def wait_until(condition):
-    deadline = time.time() + 200
+    deadline = time.time() + 120
     while not condition():
         assert time.time() < deadline, "it never happened"
         time.sleep(0.01)
@@ -120,8 +122,8 @@ def table(checkout):
     return [line.rsplit("|", 2)[0] if line.startswith("|") else line for line in out.splitlines()]
 
 
-def children(process):
-    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def alive(pid):
@@ -158,7 +160,7 @@ def test_killed_and_started_again_it_ends_with_the_same_table(make_checkout, tmp
     checkout, uninterrupted = make_checkout(), make_checkout("uninterrupted")
     process = start(checkout, *words)
     wait_until(lambda: runs_with(checkout, "scores.json") and runs_with(checkout, "checkpoint.pt") - runs_with(checkout, "scores.json"))
-    for pid in [process.pid, *children(process)]:
+    for pid in [process.pid, *children(process.pid)]:
         os.kill(pid, signal.SIGKILL)
     assert finish(process)[0] == -signal.SIGKILL
     finished, interrupted = runs_with(checkout, "scores.json"), runs_with(checkout, "checkpoint.pt") - runs_with(checkout, "scores.json")
@@ -187,12 +189,12 @@ def test_what_a_killed_sweep_left_running_is_waited_for(make_checkout):
     checkout = make_checkout()
     process = start(checkout, *stand_ins("--seconds", 4, seeds=(1, 2)))
     wait_until(lambda: len(runs_with(checkout, "checkpoint.pt")) == 2)
-    orphans = children(process)
+    orphans = children(process.pid)
     process.kill()
     finish(process)
     assert all(map(alive, orphans))
     code, said = finish(start(checkout, *stand_ins("--seconds", 4, seeds=(1, 2))))
-    assert code == 0 and said.count("another process is at it") == 2 and len(runs_with(checkout, "args.json")) == 2
+    assert code == 0 and len(runs_with(checkout, "args.json")) == len(runs_with(checkout, "scores.json")) == 2, said
     assert all(log.read_text().count("$ python") == 1 for log in checkout.glob("runs/sweep/*.log"))
 
 
@@ -202,7 +204,7 @@ def test_an_interrupt_ends_its_runs_too(make_checkout, number):
     checkout = make_checkout()
     process = start(checkout, *stand_ins("--seconds", 60, "--total-timesteps", 600, seeds=(1,)))
     wait_until(lambda: runs_with(checkout, "checkpoint.pt"))
-    pids = children(process)
+    pids = children(process.pid)
     process.send_signal(number)
     code, said = finish(process)
     assert code == 1 and "the same command goes on" in said and "Traceback" not in said
@@ -278,10 +280,10 @@ def test_a_run_is_known_by_all_its_arguments(here):
 
 def test_progress(here):
     (run,) = module.plan(sweep_args(), [])
-    assert module.progress(run).split() == ["at", "stand_in", "A-v0", "seed", "1", "0/8"]
+    assert module.progress(run).split() == ["stand_in", "A-v0", "seed", "1", "0/8"]
     folder = leave(here, "run", run, checkpoint=True)
     (folder / "metrics.csv").write_text("charts/timesteps,eval/return\n1,\n2,7.25\n3,\n4,99")  # the last row is being written
-    assert module.progress(run).split() == ["at", "stand_in", "A-v0", "seed", "1", "3/8", "return", "7.2"]
+    assert module.progress(run).split() == ["stand_in", "A-v0", "seed", "1", "3/8", "return", "7.2"]
 
 
 def test_relative_demonstrations_are_the_same_run(here, monkeypatch):
@@ -331,3 +333,41 @@ def test_slurm_without_slurm(here, monkeypatch):
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match="--slurm needs sbatch, which this machine does not have"):
         module.submit(module.plan(sweep_args(), []), ["partition=cpu"], [])
+
+
+# --------------------------------------------------------------------------------------------------------------------------------------- clusters
+
+
+def has_slurm():
+    return shutil.which("sinfo") and "idle" in subprocess.run(["sinfo", "--noheader"], check=False, capture_output=True, text=True).stdout
+
+
+@needs_two_cores
+@needs_proc
+@pytest.mark.parametrize("cluster", ["local", "slurm"])
+def test_a_requeued_job_resumes(make_checkout, cluster):
+    """One job a run. "local" is submitit's own stand-in for a scheduler; where there is a Slurm, it is tried as well."""
+    pytest.importorskip("submitit")
+    if cluster == "slurm" and not has_slurm():
+        pytest.skip("no Slurm with an idle node here")
+    checkout, uninterrupted = make_checkout(), make_checkout("uninterrupted")
+    flags = ["--seconds", 3, "--total-timesteps", 40]
+    words = ["--algos", "stand_in", "--env-ids", "A-v0", "--seeds", 1, 2, "--slurm", f"cluster={cluster}", "time=20", "--", *flags]
+    code, said = finish(start(checkout, *words))
+    assert code == 0 and said.count("submitted stand_in A-v0") == 2, said
+    job = int(re.search(r"seed 1: job (\d+)", said)[1])
+    wait_until(lambda: any("__1__" in folder.name for folder in runs_with(checkout, "checkpoint.pt")))
+    if cluster == "slurm":
+        assert finish(start(checkout, *words))[1].count("queued    stand_in A-v0") == 2
+        subprocess.run(["scontrol", "requeue", str(job)], check=True)
+        # Slurm lets a requeued job wait for two minutes.
+        wait_until(lambda: subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False, capture_output=True).returncode == 0)
+    else:
+        while "submitit.core._submit" not in Path(f"/proc/{job}/cmdline").read_text():
+            (job,) = children(job)
+        os.kill(job, signal.SIGUSR2)  # as submitit has Slurm do ahead of a time limit
+    wait_until(lambda: len(runs_with(checkout, "scores.json")) == 2)
+    assert len(runs_with(checkout, "args.json")) == 2
+    assert "--resume" in next(checkout.glob("runs/sweep/stand_in__A-v0__1__*.log")).read_text()
+    code, said = finish(start(uninterrupted, *stand_ins(*flags, seeds=(1, 2))))
+    assert code == 0 and table(checkout) == table(uninterrupted)

@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import runpy
 import shlex
 import shutil
 import signal
@@ -29,6 +30,7 @@ import tyro
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = ROOT / "runs"
 OWN_FLAGS = ("--env-id", "--seed", "--torch-threads", "--resume", "--eval")
+REPORT_EVERY = 60  # seconds
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
@@ -109,8 +111,8 @@ def find(run):
 
 def metrics(folder):
     """The rows of its metrics.csv, but one that is being written."""
-    lines = (folder / "metrics.csv").read_text().split("\n")[:-1] if (folder / "metrics.csv").exists() else []
-    return list(csv.DictReader(lines))
+    path = folder / "metrics.csv"
+    return list(csv.DictReader(path.read_text().split("\n")[:-1])) if path.exists() else []
 
 
 def command(run):
@@ -121,12 +123,12 @@ def command(run):
 
 def progress(run):
     """How far the run is, and the last true return that it measured."""
-    state, folder = find(run)
+    _, folder = find(run)
     rows = metrics(folder) if folder else []
     steps = (rows[-1].get("charts/gradient_steps") or rows[-1]["charts/timesteps"]) if rows else 0
     total = f"/{run.args['total_timesteps']}" if "total_timesteps" in run.args else ""
     returns = [f"return {float(row['eval/return']):.1f}" for row in rows if row.get("eval/return")]
-    return f"{state if state == 'finished' else 'at':<9} {run.name:<45} {steps:>8}{total}  {''.join(returns[-1:])}"
+    return f"{run.name:<45} {steps:>8}{total}  {''.join(returns[-1:])}"
 
 
 def begin(run):
@@ -139,17 +141,16 @@ def begin(run):
             return None
         if find(run)[0] == "finished":
             return None
-        words = command(run)
+        words, files = command(run), {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         log.write(f"\n$ python {shlex.join(words)}\n".encode())
         log.flush()
         # In a session of its own: Ctrl-C reaches the sweep alone, which then ends its runs.
-        files = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         return subprocess.Popen([sys.executable, *words], env=os.environ | ONE_THREAD, start_new_session=True, **files)
 
 
 def sweep(runs, workers):
     """Run all of them, `workers` at a time. Returns those that failed."""
-    waiting, active, failed, said, looked = list(runs), {}, [], {}, time.time()
+    waiting, active, failed, reported = list(runs), {}, [], time.time()
     try:
         while waiting or active:
             while waiting and len(active) < workers:
@@ -158,50 +159,40 @@ def sweep(runs, workers):
                 if process and process.poll() is None:
                     continue
                 if find(run)[0] == "finished":
-                    print(progress(run), flush=True)
+                    print(f"finished  {progress(run)}", flush=True)
+                    del active[run]
                 elif process:
                     print(f"FAILED    {run.name}, exit code {process.returncode}: {os.path.relpath(run.log)}", flush=True)
                     failed.append(run)
+                    del active[run]
                 else:
                     active[run] = begin(run)
-                    if active[run] is None and run not in said:
-                        said[run] = print(f"waiting   {run.name}: another process is at it", flush=True)
-                    continue
-                del active[run]
-            if time.time() > looked + 10:  # a line for every evaluation
-                for run, line in {run: progress(run) for run in active}.items():
-                    if "return" in line and line.split("return")[1] != said.get(run):
-                        said[run] = print(line, flush=True) or line.split("return")[1]
-                looked = time.time()
+            if time.time() > reported + REPORT_EVERY:
+                for run, process in active.items():
+                    print(f"{'running' if process else 'elsewhere':<9} {progress(run)}", flush=True)
+                reported = time.time()
             time.sleep(0.5)
     finally:
-        mine = [process for process in active.values() if process]
-        for process in mine:
+        for process in filter(None, active.values()):
             process.terminate()
-        for process in mine:
             process.wait()
     return failed
 
 
+@dataclass
 class ClusterJob:
     """A run as a job: this script again, for that run alone, so that a job that is requeued resumes."""
 
-    def __init__(self, words):
-        self.words = words
+    words: list
 
     def __call__(self):
-        process = subprocess.Popen(self.words, start_new_session=True)  # Slurm's signal ahead of a time limit is for submitit alone
-        try:
-            if process.wait():
-                raise RuntimeError(f"failed: {shlex.join(self.words)}")
-        finally:
-            process.terminate()
-            process.wait()
+        sys.argv = self.words
+        runpy.run_path(self.words[0], run_name="__main__")
 
     def checkpoint(self):
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self)  # what submitit requeues at the time limit: the same again
+        return DelayedSubmission(self)  # what submitit requeues when Slurm warns it of the time limit: the same again
 
 
 def submit(runs, options, extra):
@@ -215,17 +206,16 @@ def submit(runs, options, extra):
     import submitit
 
     squeue = ["squeue", "--me", "--noheader", "--format=%j"] if cluster == "slurm" else ["true"]
-    queued = subprocess.run(squeue, check=True, capture_output=True, text=True).stdout.split()
+    queued = subprocess.run(squeue, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     executor = submitit.AutoExecutor(RUNS / "sweep" / "jobs", cluster=cluster, slurm_max_num_timeout=1000)
     executor.update_parameters(timeout_min=minutes, **{f"slurm_{name}": int(value) if value.isdigit() else value for name, value in options.items()})
     for run in runs:
         if run.log.stem in queued:
             print(f"queued    {run.name}")
-            continue
-        executor.update_parameters(name=run.log.stem)
-        words = ["--algos", run.algo, "--env-ids", run.env_id, "--seeds", str(run.seed), "--", *extra]
-        job = executor.submit(ClusterJob([sys.executable, str(Path(__file__).resolve()), *words]))
-        print(f"submitted {run.name}: job {job.job_id}, {os.path.relpath(run.log)}")
+        else:
+            executor.update_parameters(name=run.log.stem)
+            words = [str(Path(__file__).resolve()), "--algos", run.algo, "--env-ids", run.env_id, "--seeds", str(run.seed), "--", *extra]
+            print(f"submitted {run.name}: job {executor.submit(ClusterJob(words)).job_id}, {os.path.relpath(run.log)}")
 
 
 def main():
