@@ -61,7 +61,7 @@ def test_band_is_the_bootstrap_interval():
     returns = np.array([[0.0, 7], [10, 7], [20, 7], [30, 7], [70, 7]])
     exact = [np.sort(returns[list(seeds), 0])[1:4].mean() for seeds in itertools.product(range(5), repeat=5)]
     low, high = band(returns, 4000)
-    step = 10 / 3  # between possible interquartile means
+    step = 10 / 3 + 1e-9  # between possible interquartile means
     assert abs(low[0] - np.percentile(exact, 2.5)) <= step and abs(high[0] - np.percentile(exact, 97.5)) <= step
     assert 0 < low[0] < 20 < high[0] < 70 and low[1] == high[1] == 7
     assert np.array_equal(band(returns, 4000), (low, high))

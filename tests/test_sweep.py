@@ -304,7 +304,7 @@ def test_the_family_can_be_planned():
 
 REFUSALS = {
     "--algos nothing --env-ids A-v0": "--algos nothing: no such script, there are filter_br, ",
-    "--algos other --env-ids A-v0": "--algos other: a sweep needs a script that takes --env-id",
+    "--algos other --env-ids A-v0": "--env-id is no flag of algos/other.py",
     "--algos stand_in --env-ids A-v0 -- --beta 1": "--beta is no flag of algos/stand_in.py",
     "--algos stand_in --env-ids A-v0 -- --alpha 2": "stand_in A-v0: --alpha is too high",
     "--algos stand_in --env-ids A-v0 -- --seed 5": "--seed is set by the sweep",
@@ -355,19 +355,20 @@ def test_a_requeued_job_resumes(make_checkout, cluster):
     words = ["--algos", "stand_in", "--env-ids", "A-v0", "--seeds", 1, 2, "--slurm", f"cluster={cluster}", "time=20", "--", *flags]
     code, said = finish(start(checkout, *words))
     assert code == 0 and said.count("submitted stand_in A-v0") == 2, said
-    job = int(re.search(r"seed 1: job (\d+)", said)[1])
+    deadline, job = time.time() + 120, int(re.search(r"seed 1: job (\d+)", said)[1])
     wait_until(lambda: any("__1__" in folder.name for folder in runs_with(checkout, "checkpoint.pt")))
     if cluster == "slurm":
         assert finish(start(checkout, *words))[1].count("queued    stand_in A-v0") == 2
         subprocess.run(["scontrol", "requeue", str(job)], check=True)
-        # Slurm lets a requeued job wait for two minutes.
-        wait_until(lambda: subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False, capture_output=True).returncode == 0)
     else:
         while "submitit.core._submit" not in Path(f"/proc/{job}/cmdline").read_text():
             (job,) = children(job)
         os.kill(job, signal.SIGUSR2)  # as submitit has Slurm do ahead of a time limit
-    wait_until(lambda: len(runs_with(checkout, "scores.json")) == 2)
-    assert len(runs_with(checkout, "args.json")) == 2
+    while len(runs_with(checkout, "scores.json")) < 2 and time.time() < deadline:
+        time.sleep(1)
+        if cluster == "slurm":  # which lets a requeued job wait for two minutes
+            subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False, capture_output=True)
+    assert len(runs_with(checkout, "args.json")) == len(runs_with(checkout, "scores.json")) == 2
     assert "--resume" in next(checkout.glob("runs/sweep/stand_in__A-v0__1__*.log")).read_text()
     code, said = finish(start(uninterrupted, *stand_ins(*flags, seeds=(1, 2))))
     assert code == 0 and table(checkout) == table(uninterrupted)

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import tyro
@@ -78,8 +78,6 @@ def plan(args, extra):
         spec = importlib.util.spec_from_file_location(algo, path)
         module = sys.modules[algo] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        if not {"env_id", "seed", "torch_threads", "resume"} <= {field.name for field in fields(module.Args)}:
-            raise SystemExit(f"--algos {algo}: a sweep needs a script that takes --env-id, --seed, --torch-threads and --resume")
         for env_id in dict.fromkeys(args.env_ids):
             for seed in dict.fromkeys(args.seeds):
                 flags = ["--env-id", env_id, "--seed", str(seed), "--torch-threads", "1", *extra]
