@@ -97,7 +97,7 @@ def start(checkout, *words):
 
 def finish(process):
     """Its exit code, and what it said."""
-    return process.wait(timeout=300), process.said.read_text()
+    return process.wait(timeout=600), process.said.read_text()
 
 
 def stand_ins(*flags, seeds=(1, 2, 3, 4)):
@@ -105,7 +105,7 @@ def stand_ins(*flags, seeds=(1, 2, 3, 4)):
 
 
 def wait_until(condition):
-    deadline = time.time() + 120
+    deadline = time.time() + 300
     while not condition():
         assert time.time() < deadline, "it never happened"
         time.sleep(0.01)
@@ -355,7 +355,7 @@ def test_a_requeued_job_resumes(make_checkout, cluster):
     words = ["--algos", "stand_in", "--env-ids", "A-v0", "--seeds", 1, 2, "--slurm", f"cluster={cluster}", "time=20", "--", *flags]
     code, said = finish(start(checkout, *words))
     assert code == 0 and said.count("submitted stand_in A-v0") == 2, said
-    deadline, job = time.time() + 120, int(re.search(r"seed 1: job (\d+)", said)[1])
+    deadline, job = time.time() + 300, int(re.search(r"seed 1: job (\d+)", said)[1])
     wait_until(lambda: any("__1__" in folder.name for folder in runs_with(checkout, "checkpoint.pt")))
     if cluster == "slurm":
         assert finish(start(checkout, *words))[1].count("queued    stand_in A-v0") == 2
