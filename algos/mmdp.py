@@ -99,7 +99,9 @@ class Args:
     """dual: strength of R(f)"""
 
     # Policy player
-    bc_steps: int = 2000
+    deterministic: bool = True
+    """networks act by their most probable action, in roll-outs and in evaluation, rather than by sampling; the game is solved over all mixtures"""
+    bc_steps: int = 1000
     """gradient steps of behavioural cloning, where the last policy starts"""
     policy_steps: int = 100
     """gradient steps for each timestep's policy"""
@@ -160,7 +162,7 @@ def acrobot_observations(states):
 CLASSIC_TASKS = {
     "CartPole-v1": (cartpole, lambda s: s, lambda o: (o @ [0.05, 0.15, 1.0, 0.35] > 0).astype(int), 1.0, 0.0),
     "MountainCar-v0": (mountain_car, lambda s: s, lambda o: np.where(o[:, 1] < 0, 0, 2), 0.0, 1.0),
-    "Acrobot-v1": (acrobot, acrobot_observations, lambda o: np.where(o[:, 4] < 0, 0, 2), 0.0, 1.0),
+    "Acrobot-v1": (acrobot, acrobot_observations, lambda o: np.where(o[:, 5] < o[:, 4], 0, 2), 0.0, 1.0),
 }
 
 
@@ -172,6 +174,7 @@ class Task:
 
     def __init__(self, args):
         self.env_id, self.T, self.small, self.seed = args.env_id, args.horizon, args.env_id in SMALL_MDPS, args.seed
+        self.deterministic = args.deterministic
         self.kwargs = {"Tree-v0": {"n_actions": args.n_actions, "expert_seed": args.seed}}.get(args.env_id, {"eps": args.eps} if self.small else {})
         env = self.make_env()
         self.n_actions, self.obs_dim, self.mdp = int(env.action_space.n), env.observation_space.shape[0], env.unwrapped
@@ -179,9 +182,15 @@ class Task:
             self.step, self.absorbed_reward = lambda s, a: (self.mdp.move(s, a), np.zeros(len(s), dtype=bool)), 0.0
             self.reward, self._observe = self.mdp.reward, lambda s: s
             self.experts = [Table(np.eye(self.n_actions)[a]) for a in self.mdp.expert_actions]
+            self.given = [self.mdp.given_policy(t) for t in range(1, self.T + 1)]
         else:
             self.step, self._observe, act, reward, self.absorbed_reward = CLASSIC_TASKS[args.env_id]
             self.reward, self.experts = lambda s, a: np.full(len(s), reward), [Scripted(act, self.n_actions)] * self.T
+            self.given = [None] * self.T
+
+    def sequence(self, policy):
+        """`policy` at every timestep, but for what a small MDP with eps > 0 prescribes."""
+        return [policy if probabilities is None else Table(probabilities) for probabilities in self.given]
 
     def make_env(self, seed=0):
         return make_env(self.env_id, seed=seed, horizon=self.T, **self.kwargs)
@@ -272,10 +281,11 @@ class RewardClass:
 
 
 class Network(nn.Module):
-    """pi^t(a|s) of classic control: an MLP on standardised observations."""
+    """pi^t(a|s) of classic control: an MLP on standardised observations. It acts by its most probable action, or by sampling."""
 
-    def __init__(self, center, spread, n_actions, hidden=64):
+    def __init__(self, center, spread, n_actions, deterministic, hidden=64):
         super().__init__()
+        self.deterministic = deterministic
         self.register_buffer("center", torch.as_tensor(center, dtype=torch.float32))
         self.register_buffer("spread", torch.as_tensor(spread, dtype=torch.float32))
         self.net = nn.Sequential(nn.Linear(len(center), hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, n_actions))
@@ -284,9 +294,10 @@ class Network(nn.Module):
         return self.net((observations - self.center) / self.spread)  # logits
 
     def probabilities(self, observations):
-        """(n, obs_dim) float32 -> (n, A), both numpy."""
+        """Of acting: (n, obs_dim) float32 -> (n, A), both numpy."""
         with torch.no_grad():
-            return torch.softmax(self(torch.from_numpy(observations)), dim=1).numpy()
+            logits = self(torch.from_numpy(observations))
+            return (F.one_hot(logits.argmax(1), logits.shape[1]) if self.deterministic else torch.softmax(logits, dim=1)).numpy()
 
 
 class Table:
@@ -316,7 +327,7 @@ class Scripted:
 def clone(policy, observations, actions, args, rng):
     """Behavioural cloning: cross-entropy on the demonstrations, in batches of 256."""
     observations, actions = torch.from_numpy(observations), torch.from_numpy(actions)
-    optimizer = torch.optim.Adam(policy.parameters())
+    optimizer = torch.optim.Adam(policy.parameters(), fused=True)
     for k in range(args.bc_steps):
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - k / args.bc_steps)
         batch = torch.randint(len(actions), (256,), generator=rng)
@@ -331,7 +342,7 @@ def clone(policy, observations, actions, args, rng):
 
 
 def per_action(results, observations, first_actions, n_actions, exact):
-    """(n, A, K): the roll-outs' moments for each of n states and A first actions.
+    """(n, A, K): the roll-outs' moments (n A or n, K) for each of n states and A first actions.
 
     Where only one uniform action was taken it is importance-weighted, and the others are 0: by A, or on a small MDP by n(s)/n(s, a), so that the sum over
     a state's samples is their number times the mean of those with a, E_{D_t|s, a}, and 0 for an action that was never tried.
@@ -354,7 +365,7 @@ def solve(policy, observations, targets, moments, T, w, args):
     """
     observations, targets, moments = (torch.as_tensor(x, dtype=torch.float32) for x in (observations, targets / T, moments / T))
     w = None if w is None else torch.as_tensor(w, dtype=torch.float32)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=args.learning_rate)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=args.learning_rate, fused=True)
     target = targets.mean(0)
     for k in range(args.policy_steps + 1):
         probabilities = torch.softmax(policy(observations), dim=1) / len(observations)
@@ -401,31 +412,28 @@ def solve_table(observations, targets, moments, T, w, negations, rng):
 # ===================================================================================================================== roll-outs and evaluation
 
 
-class Noise:
-    """All that is random in roll-outs of n trajectories from t to T: arrays (n, T - t + 1). `repeat` gives k trajectories in a row the same."""
-
-    def __init__(self, n, length, p_tremble, n_actions, rng, repeat=1):
-        choice, trembles, actions = rng.random((n, length)), rng.random((n, length)) < p_tremble, rng.integers(n_actions, size=(n, length))
-        self.choice, self.trembles, self.actions = (x.repeat(repeat, axis=0) for x in (choice, trembles, actions))
+def draw_noise(n, length, args, n_actions, rng):
+    """All that is random in n roll-outs of `length` steps, three arrays (n, length): the draws that sample actions, which steps tremble, and to what."""
+    return rng.random((n, length)), rng.random((n, length)) < args.p_tremble, rng.integers(n_actions, size=(n, length))
 
 
 def roll_out(task, policies, states, t, noise, rewards=None, first_actions=None):
-    """Follow policies[t - 1:], or first_actions (n,) and then policies[t:], from `states` (n, d) at t to the horizon.
+    """Follow policies[t - 1:], or first_actions (n,) and then policies[t:], from `states` (n, d) at t to the horizon, under `draw_noise`'s noise.
 
     Returns the moments (n, K) of the policies' own actions under `rewards`, a RewardClass (None: no moments), true returns (n,) and interactions.
     """
-    n, n_steps, returns, alive = len(states), 0, np.zeros(len(states)), np.arange(len(states))
-    moments, ends = (np.zeros((n, rewards.K)) if rewards else None), np.full(n, task.T)
+    n, alive, n_steps = len(states), np.arange(len(states)), 0
+    draws, trembles, random_actions = noise
+    moments, returns, ends = np.zeros((n, rewards.K if rewards else 0)), np.zeros(n), np.full(n, task.T)
     for tau in range(t, task.T + 1):
-        k = tau - t
-        if k == 0 and first_actions is not None:
+        if tau == t and first_actions is not None:
             actions = first_actions
         else:
             cumulative = policies[tau - 1].probabilities(task.observe(states)).cumsum(1)
-            actions = np.minimum((cumulative <= noise.choice[alive, k, None]).sum(1), task.n_actions - 1)
+            actions = np.minimum((cumulative <= draws[alive, tau - t, None]).sum(1), task.n_actions - 1)
         if rewards:
             moments[alive] += rewards.phi(states, actions)
-        executed = np.where(noise.trembles[alive, k], noise.actions[alive, k], actions)
+        executed = np.where(trembles[alive, tau - t], random_actions[alive, tau - t], actions)
         returns[alive] += task.reward(states, executed)
         states, ended = task.step(states, executed)
         n_steps += len(alive)
@@ -450,14 +458,13 @@ def evaluate(args, task, sequences, seed):
 
     The start states and the noise depend on `seed` alone, so that policies scored with the same seed meet the same luck.
     """
-    rng, returns = np.random.default_rng(seed), []
-    states, order = task.start_states(args.eval_episodes, (*seed, 1)), rng.permutation(args.eval_episodes)
-    noise = Noise(args.eval_episodes, task.T, args.p_tremble, task.n_actions, rng)
-    for policies, episodes in zip(sequences, np.array_split(order, len(sequences))):
-        own = copy.copy(noise)
-        own.choice, own.trembles, own.actions = (x[episodes] for x in (noise.choice, noise.trembles, noise.actions))
-        returns.append(roll_out(task, policies, states[episodes], 1, own)[1])
-    return {"return": float(np.mean(np.concatenate(returns))), "return_std": float(np.std(np.concatenate(returns)))}
+    rng, n = np.random.default_rng(seed), args.eval_episodes
+    states, noise = task.start_states(n, (*seed, 1)), draw_noise(n, task.T, args, task.n_actions, rng)
+    shares = zip(sequences, np.array_split(rng.permutation(n), len(sequences)))
+    returns = np.concatenate([roll_out(task, policies, states[share], 1, [x[share] for x in noise])[1] for policies, share in shares])
+    return {"return": float(returns.mean()), "return_std": float(returns.std())}
+
+
 # ======================================================================================================================== logs, files and resuming
 
 
@@ -475,7 +482,7 @@ def load_policies(task, states):
         if task.small:
             policies.append(Table(*(x.numpy() for x in state.values())))
         else:
-            policies.append(Network(state["center"], state["spread"], task.n_actions))
+            policies.append(Network(state["center"], state["spread"], task.n_actions, task.deterministic))
             policies[-1].load_state_dict(state)
     return policies
 
@@ -553,20 +560,14 @@ def check_args(args):
 
 
 def behavioural_cloning(args, task, expert, rng):
-    """The baseline, T policies, all the same: a network, where MMDP's last policy starts, or the table of the expert's actions."""
+    """The baseline, one policy for all timesteps: a network, where MMDP's last policy starts, or the table of the expert's actions."""
     observations, actions = task.observe(expert.states[expert.alive]), expert.actions[expert.alive]
     if task.small:
         policy = Table(np.full(task.n_actions, 1 / task.n_actions), observations, np.eye(task.n_actions)[actions])
     else:
-        policy = Network(observations.mean(0), observations.std(0) + 1e-6, task.n_actions)
+        policy = Network(observations.mean(0), observations.std(0) + 1e-6, task.n_actions, task.deterministic)
         clone(policy, observations, actions, args, rng)
-    return [policy] * task.T
-
-
-def with_given(task, policies):
-    """`policies` with those in place that a small MDP with eps > 0 prescribes, one of T that errs with probability eps T."""
-    given = [task.mdp.given_policy(t) if task.small else None for t in range(1, task.T + 1)]
-    return [policy if prescribed is None else Table(prescribed) for policy, prescribed in zip(policies, given)]
+    return policy
 
 
 def train(args, folder):
@@ -583,8 +584,8 @@ def train(args, folder):
     rewards = RewardClass(args, task, expert)
     suffixes = expert_moments(task, rewards, expert)
     bc = behavioural_cloning(args, task, expert, clone_rng)
-    first = [Table(np.full(A, 1 / A))] * T if task.small else bc  # the dual's pi_1
-    sequences, policies, gaps = [], with_given(task, bc), np.zeros(rewards.K)
+    first = task.sequence(Table(np.full(A, 1 / A)) if task.small else bc)  # the dual's pi_1
+    sequences, policies, gaps = [], task.sequence(bc), np.zeros(rewards.K)
     counts = {"iteration": 1, "t": T, "timesteps": 0, "rollout_timesteps": 0, "rows": 0, "seconds": 0.0}
 
     checkpoint, saved_at = folder / "checkpoint.pt", time.time()
@@ -605,42 +606,39 @@ def train(args, folder):
         # ---- Dual: f_i answers the uniform mixture of pi_1:i, by a no-regret algorithm. Whole trajectories of pi_i from the start states.
         if args.variant == "dual":
             if t == T:
-                noise = Noise(args.n_rollouts, T, args.p_tremble, A, rngs["noise"])
-                states = task.start_states(args.n_rollouts, (args.seed, 8, i))
-                moments, _, n_steps = roll_out(task, sequences[-1] if sequences else with_given(task, first), states, 1, noise, rewards)
+                states, noise = task.start_states(args.n_rollouts, (args.seed, 8, i)), draw_noise(args.n_rollouts, T, args, A, rngs["noise"])
+                moments, _, n_steps = roll_out(task, sequences[-1] if sequences else first, states, 1, noise, rewards)
                 gaps += (suffixes[:, 0].mean(0) - moments.mean(0)) / T
                 counts["rollout_timesteps"] += n_steps
             w = rewards.no_regret(gaps / i, i)
 
         # ---- D_t: roll-outs from s_t ~ rho_E^t, a first action each, then pi^{t+1:T}.
         episodes, payoff = np.flatnonzero(expert.alive[:, t - 1]), ""
-        if task.small and task.mdp.given_policy(t) is not None:
-            policies[t - 1] = with_given(task, first)[t - 1]
-        elif len(episodes):  # where every demonstration has ended no action matters
-            episodes = rngs["reset"].choice(episodes, M // A if args.first_actions == "all" else M)
-            n, repeat = len(episodes), A if args.first_actions == "all" else 1
-            noise = Noise(n, T - t + 1, args.p_tremble, A, rngs["noise"], repeat)
+        if len(episodes) == 0:  # every demonstration has ended: no action matters
+            policies[t - 1] = policies[min(t, T - 1)]
+        elif task.given[t - 1] is None:
+            repeat = A if args.first_actions == "all" else 1
+            episodes = rngs["reset"].choice(episodes, M // repeat)
+            n, states, expert_actions = len(episodes), expert.states[episodes, t - 1], expert.actions[episodes, t - 1]
             first_actions = np.tile(np.arange(A), n) if repeat > 1 else rngs["reset"].integers(A, size=n)
-            states, expert_actions = expert.states[episodes, t - 1], expert.actions[episodes, t - 1]
+            noise = [x.repeat(repeat, axis=0) for x in draw_noise(n, T - t + 1, args, A, rngs["noise"])]
             results, _, n_steps = roll_out(task, policies, states.repeat(repeat, axis=0), t, noise, rewards, first_actions)
-            counts["timesteps"] += n_steps
             observations = task.observe(states)
-            moments = per_action(results, observations, first_actions, A, exact=task.small)  # (n, A, K)
+            moments = per_action(results, observations, first_actions, A, task.small)
+            counts["timesteps"] += n_steps
 
             # ---- The game of Eq. 1, whose first term is the expert's action and then the learner's policies, or the expert's own suffix.
             targets = moments[np.arange(n), expert_actions] if args.payoff == "paper" else suffixes[episodes, t - 1]
             if task.small:
                 policies[t - 1], payoff = solve_table(observations, targets, moments, T, w, rewards.negations, rngs["tie"])
             else:
-                policies[t - 1] = copy.deepcopy(policies[min(t, T - 1)])  # a snapshot of the next one, and BC's for the last
+                policies[t - 1] = copy.deepcopy(policies[min(t, T - 1)])  # a snapshot of pi^{t+1}, and of BC for the last
                 payoff = solve(policies[t - 1], observations, targets, moments, T, w, args)
-        elif not task.small:
-            policies[t - 1] = policies[min(t, T - 1)]
 
         counts |= {"t": t - 1, "rows": counts["rows"] + 1, "seconds": time.time() - started}
         evaluation = {"return": "", "return_std": ""}
         if t == 1:
-            sequences, policies = [*sequences, policies], with_given(task, bc)
+            sequences, policies = [*sequences, policies], task.sequence(bc)
             counts |= {"iteration": i + 1, "t": T}
             evaluation = evaluate(args, task, sequences, (args.seed, 9))
             progress.write(f"{counts['timesteps']:>9} interactions  J {evaluation['return']:.2f} +- {evaluation['return_std']:.2f}")
@@ -659,7 +657,7 @@ def train(args, folder):
             saved_at = time.time()
     progress.close()
     log.tensorboard.close()
-    save_atomically(folder / "policy.pt", {"sequences": [save_policies(s) for s in sequences], "bc": save_policies(with_given(task, bc)), "counts": counts})
+    save_atomically(folder / "policy.pt", {"sequences": [save_policies(s) for s in sequences], "bc": save_policies(task.sequence(bc)), "counts": counts})
     return report(args, folder)
 
 
@@ -678,51 +676,51 @@ def report(args, folder):
 
 # ================================================================================================================================ the README's table
 
-TABLE = {"CartPole-v1": (50, (0.2,)), "MountainCar-v0": (150, (0.1, 0.2))}  # task: (T, p_tremble)
+N_SEEDS, SETTINGS = 10, (("CartPole-v1", 50, 0.2), ("MountainCar-v0", 150, 0.1), ("MountainCar-v0", 150, 0.2))  # task, T, p_tremble
 
 
 def table(args, out=ROOT / "runs" / "results" / "theory"):
-    """Train everything in TABLE with both payoffs on seeds 1 to 10 (or go on with it), print mmdp.txt and draw mmdp.png in `out`."""
+    """Train on all SETTINGS with both payoffs and seeds 1 to N_SEEDS (or go on with it), print mmdp.txt and draw mmdp.png in `out`."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    lines, panels = [f"J, median [2.5 %, 97.5 %] of {N_SEEDS} seeds, {args.eval_episodes} episodes each"], []
-    for env_id, (T, trembles) in TABLE.items():
-        for p_tremble in trembles:
-            columns = {}
-            for payoff in ("paper", "suffix"):
-                for seed in range(1, N_SEEDS + 1):
-                    run = replace(args, table=False, env_id=env_id, horizon=T, p_tremble=p_tremble, payoff=payoff, seed=seed)
-                    folder = ROOT / "runs" / "mmdp_table" / f"{env_id}__{payoff}__{p_tremble:g}__{seed}"
+    lines = [f"J: median [2.5 %, 97.5 %] of {N_SEEDS} seeds, of {args.eval_episodes} episodes each, and the least"]
+    figure, axes = plt.subplots(1, len(SETTINGS), figsize=(4.2 * len(SETTINGS), 4), layout="constrained")
+    for ax, (env_id, T, p_tremble) in zip(axes, SETTINGS):
+        columns = {}
+        for payoff in ("paper", "suffix"):
+            for seed in range(1, N_SEEDS + 1):
+                run = replace(args, table=False, env_id=env_id, horizon=T, p_tremble=p_tremble, payoff=payoff, seed=seed)
+                folder = ROOT / "runs" / "mmdp_table" / f"{env_id}__{payoff}__{p_tremble:g}__{seed}"
+                if not folder.exists():
                     start_folder(run, folder)
-                    scores = report(run, folder) if (folder / "policy.pt").exists() else train(run, folder)
-                    for name, J in scores.items():
-                        columns.setdefault(f"MMDP {payoff}" if name == "MMDP" else name, {})[seed] = J
-            title = f"{env_id}, T = {T}, p_tremble {p_tremble:g}"
-            lines.append("\n" + title)
-            for name, by_seed in columns.items():
-                J = np.array(list(by_seed.values()))
-                low, middle, high = np.percentile(J, (2.5, 50, 97.5))
-                better = f"better than BC on {(J > list(columns['BC'].values())).sum()} seeds" if "MMDP" in name else ""
-                lines.append(f"  {name:<16}{middle:7.2f} [{low:.2f}, {high:.2f}]  least {J.min():.2f}  {better}".rstrip())
-            panels.append((title, columns))
-    print("\n".join(lines))
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4), layout="constrained")
-    for ax, (title, columns) in zip(axes, panels):
+                elif saved_args(folder) != run:
+                    raise SystemExit(f"{folder} holds a run with other arguments: move it away")
+                scores = report(run, folder) if (folder / "policy.pt").exists() else train(run, folder)
+                for name, J in scores.items():
+                    columns.setdefault(f"MMDP {payoff}" if name == "MMDP" else name, {})[seed] = J
+        title = f"{env_id}, T = {T}, p_tremble {p_tremble:g}"
+        lines.append(f"\n{title}")
         for k, (name, by_seed) in enumerate(columns.items()):
-            J = np.array(list(by_seed.values()))
+            J = np.array([*by_seed.values()])
+            low, median, high = np.percentile(J, (2.5, 50, 97.5))
+            above = f"  above BC on {sum(by_seed[seed] > columns['BC'][seed] for seed in by_seed)} seeds" if "MMDP" in name else ""
+            lines.append(f"  {name:<16}{median:6.2f} [{low:.2f}, {high:.2f}]  least {J.min():.2f}{above}")
             ax.plot(k + np.linspace(-0.2, 0.2, len(J)), J, "o", color=f"C{k}", alpha=0.6, markersize=4)
-            ax.plot([k - 0.3, k + 0.3], [np.median(J)] * 2, color=f"C{k}", linewidth=2)
+            ax.plot([k - 0.3, k + 0.3], [median] * 2, color=f"C{k}", linewidth=2)
         ax.set(title=title, ylabel="J", xticks=range(len(columns)), xticklabels=[name.replace(" ", "\n") for name in columns])
+    print("\n".join(lines))
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "mmdp.png", dpi=120)
     plt.close(figure)
     (out / "mmdp.txt").write_text("\n".join(lines) + "\n")
 
 
-N_SEEDS = 10
+def saved_args(folder):
+    saved = json.loads((folder / "args.json").read_text())
+    return Args(**{field.name: saved[field.name] for field in fields(Args)})
 
 
 def start_folder(args, folder):
@@ -740,8 +738,7 @@ def main():
             raise SystemExit(f"--{mode} takes every other argument from the run: leave the others out")
         if not (folder / "args.json").exists():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
-        saved = json.loads((folder / "args.json").read_text())
-        args = Args(**{field.name: saved[field.name] for field in fields(Args)})
+        args = saved_args(folder)
     else:
         mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if mode != "eval":  # which needs no demonstrations
