@@ -201,7 +201,7 @@ class Task:
     def start_states(self, n, seed):
         """(n, d): n of the environment's own start states."""
         env = self.make_env(seed)
-        return np.array([env.reset()[1] and env.unwrapped.state for _ in range(n)])
+        return np.array([env.reset()[1] and env.unwrapped.state for _ in range(n)], dtype=np.float64)
 
 
 # ================================================================================================================================ demonstrations
@@ -209,7 +209,7 @@ class Task:
 
 @dataclass
 class Expert:
-    """Demonstrations, E episodes of T decisions, held in the absorbing state after their end: `alive` (E, T). actions (E, T) int, states (E, T, d)."""
+    """Demonstrations, E episodes of T decisions, held in the absorbing state after their end: `alive` (E, T). states (E, T, d) float64, actions (E, T)."""
 
     states: np.ndarray
     actions: np.ndarray
@@ -224,8 +224,9 @@ def load_expert(args, task):
         demos.need_states(args.demos, "MMDP")
     else:
         demos = record(env, lambda observation: task.experts[env.t].probabilities(observation[None]).argmax(), args.n_demos, "the task's scripted expert")
-    states = [set_state(env, state) is not None and np.array(env.unwrapped.state) for state in demos.states]
-    expert = Expert(*(np.zeros((demos.n_episodes, task.T, *shape), dtype) for shape, dtype in ((states[0].shape, states[0].dtype), ((), int), ((), bool))))
+    states = np.array([set_state(env, state) is not None and env.unwrapped.state for state in demos.states], dtype=np.float64)
+    shape = demos.n_episodes, task.T
+    expert = Expert(np.zeros((*shape, states.shape[1])), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool))
     for episode, (start, end) in enumerate(zip(demos.episode_starts[:-1], demos.episode_starts[1:])):
         rows = episode, slice(end - start)
         expert.states[rows], expert.actions[rows], expert.alive[rows] = states[start:end], demos.actions[start:end], True
@@ -426,6 +427,8 @@ def roll_out(task, policies, states, t, noise, rewards=None, first_actions=None)
     draws, trembles, random_actions = noise
     moments, returns, ends = np.zeros((n, rewards.K if rewards else 0)), np.zeros(n), np.full(n, task.T)
     for tau in range(t, task.T + 1):
+        if len(alive) == 0:
+            break
         if tau == t and first_actions is not None:
             actions = first_actions
         else:
@@ -439,8 +442,6 @@ def roll_out(task, policies, states, t, noise, rewards=None, first_actions=None)
         n_steps += len(alive)
         ends[alive[ended]] = tau
         states, alive = states[~ended], alive[~ended]
-        if len(alive) == 0:
-            break
     if rewards:
         moments += (task.T - ends)[:, None] * rewards.absorbed
     return moments, returns + (task.T - ends) * task.absorbed_reward, n_steps
@@ -679,13 +680,14 @@ def report(args, folder):
 N_SEEDS, SETTINGS = 10, (("CartPole-v1", 50, 0.2), ("MountainCar-v0", 150, 0.1), ("MountainCar-v0", 150, 0.2))  # task, T, p_tremble
 
 
-def table(args, out=ROOT / "runs" / "results" / "theory"):
-    """Train on all SETTINGS with both payoffs and seeds 1 to N_SEEDS (or go on with it), print mmdp.txt and draw mmdp.png in `out`."""
+def table(args):
+    """Train on all SETTINGS with both payoffs and seeds 1 to N_SEEDS (or go on with it); print and draw runs/results/theory/mmdp.txt and mmdp.png."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    out = ROOT / "runs" / "results" / "theory"
     lines = [f"J: median [2.5 %, 97.5 %] of {N_SEEDS} seeds, of {args.eval_episodes} episodes each, and the least"]
     figure, axes = plt.subplots(1, len(SETTINGS), figsize=(4.2 * len(SETTINGS), 4), layout="constrained")
     for ax, (env_id, T, p_tremble) in zip(axes, SETTINGS):
@@ -694,7 +696,7 @@ def table(args, out=ROOT / "runs" / "results" / "theory"):
             for seed in range(1, N_SEEDS + 1):
                 run = replace(args, table=False, env_id=env_id, horizon=T, p_tremble=p_tremble, payoff=payoff, seed=seed)
                 folder = ROOT / "runs" / "mmdp_table" / f"{env_id}__{payoff}__{p_tremble:g}__{seed}"
-                if not folder.exists():
+                if not (folder / "args.json").exists():
                     start_folder(run, folder)
                 elif saved_args(folder) != run:
                     raise SystemExit(f"{folder} holds a run with other arguments: move it away")
