@@ -74,7 +74,7 @@ class Args:
     n_actions: int = 2
     """Tree: number of actions"""
     eps: float = 0.0
-    """Cliff, Dante: with eps > 0, one policy of the sequence is given and errs with probability eps T, as in the paper; MMDP finds the others"""
+    """Cliff, Dante: with eps > 0, the policies are given that the paper prescribes, one of which errs with probability eps T; MMDP finds the rest: Dante's first"""
     negations: bool = False
     """close the reward class of a small MDP under negation, as the paper assumes (classic control's always is)"""
 

@@ -267,7 +267,7 @@ class SmallMDP(gym.Env):
     """An example of the paper: discrete, deterministic, T decisions t = 1..T, then truncated; r(s, a) in [-1, 1] but where a class says otherwise.
 
     The state, a float32 vector, is the observation. `move` and `reward` take a batch: states (n, d), actions (n,) -> states (n, d), rewards (n,). The
-    expert's actions `expert_actions` (T,) depend on time alone. eps: the imperfect policy of the theorem, `given_policy`, errs with probability eps T.
+    expert's actions `expert_actions` (T,) depend on time alone. With eps > 0, `given_policy` is the theorem's, which errs with probability eps T.
     Raises ValueError for T < 1, n_actions < 2 or an eps T that is no probability.
     """
 
@@ -279,7 +279,7 @@ class SmallMDP(gym.Env):
         self.expert_actions = np.array(expert_actions)
 
     def given_policy(self, t):
-        """Action probabilities (A,) of the imperfect policy at decision t; None: no mistake is prescribed there."""
+        """The action probabilities (A,), in every state, that the theorem prescribes for decision t; None where it leaves the policy open."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -322,7 +322,7 @@ class Tree(SmallMDP):
 class Cliff(SmallMDP):
     """Theorem "MMDP Lower Bound": action 0 goes on, action 1 falls to s_x for good; r = -1[s_x] - 1[action 1], so in s_x down to -2, as in the paper.
 
-    State: the index of s_0..s_{T-1}, or T for s_x. The expert always plays 0. The imperfect policy plays 1 with probability eps T at t = 1.
+    State: the index of s_0..s_{T-1}, or T for s_x. The expert always plays 0. The given policy plays 1 with probability eps T at t = 1, else 0.
     """
 
     def __init__(self, T=10, eps=0.0, render_mode=None):
@@ -336,13 +336,14 @@ class Cliff(SmallMDP):
         return -1.0 * (states[:, 0] == self.T) - (actions == 1)
 
     def given_policy(self, t):
-        return np.array([1 - self.eps * self.T, self.eps * self.T]) if t == 1 and self.eps > 0 else None
+        p = self.eps * self.T * (t == 1)
+        return np.array([1 - p, p]) if self.eps > 0 else None
 
 
 class Dante(SmallMDP):
     """Figure "Dante": actions up, stay, down in the rows 0 (top), 1 (centre), 2; rows clip; r = 1 if the row after the action is 0 or 1, else 0.
 
-    State: the row, at first the centre. The expert always stays. The imperfect policy goes down with probability eps T at t = 2 and stays otherwise.
+    State: the row, at first the centre. The expert always stays. The given policy, from t = 2, goes down with probability eps T at t = 2 and stays otherwise.
     """
 
     def __init__(self, T=10, eps=0.0, render_mode=None):
@@ -356,7 +357,8 @@ class Dante(SmallMDP):
         return (self.move(states, actions)[:, 0] < 2).astype(float)
 
     def given_policy(self, t):
-        return np.array([0, 1 - self.eps * self.T, self.eps * self.T]) if t == 2 and self.eps > 0 else None
+        p = self.eps * self.T * (t == 2)
+        return np.array([0, 1 - p, p]) if t > 1 and self.eps > 0 else None
 
 
 for _env_id, _task in zip(SMALL_MDPS, (Tree, Cliff, Dante)):
