@@ -11,10 +11,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from utils.envs import BULLET_ENVS, CLASSIC_ENVS, MUJOCO_ENVS, MujocoState, get_state, make_env, set_state
+from utils.envs import BULLET_ENVS, CLASSIC_ENVS, MUJOCO_ENVS, SMALL_MDPS, MujocoState, get_state, make_env, set_state
 
 HOPPER = "HopperBulletEnv-v0"
-ALL_ENVS = BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS
+ALL_ENVS = BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS + SMALL_MDPS
 
 
 def make(env_id, **kwargs):
@@ -348,7 +348,8 @@ def test_types_and_own_start_states(env_id):
     assert env.observation_space.shape == observation.shape == restored.shape
     assert state.dtype == np.float64 and state.shape == (env.state_size,) and np.isfinite(state).all() and state[0] == 1
     assert [type(x) for x in stepped[1:4]] == [float, bool, bool]
-    assert env.horizon == gym.spec(env_id).max_episode_steps
+    spec = gym.spec(env_id)
+    assert env.horizon == (spec.max_episode_steps or spec.kwargs["T"])
 
 
 @pytest.mark.parametrize("env_id", BULLET_ENVS)

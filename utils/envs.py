@@ -1,7 +1,7 @@
 """Environments that can be put back into any recorded state, exactly.
 
 Expert resets need two things that an ordinary gymnasium environment does not offer: reading out *everything* that decides the future, and writing it
-back. This module gives both, for PyBullet locomotion, gymnasium's MuJoCo tasks and classic control:
+back. This module gives both, for PyBullet locomotion, gymnasium's MuJoCo tasks, classic control and the paper's three small MDPs:
 
     env = make_env("HopperBulletEnv-v0", p_tremble=0.1, seed=1)
     observation, _ = env.reset()
@@ -30,6 +30,7 @@ CLASSIC_ENVS = ("CartPole-v1", "Pendulum-v1", "MountainCar-v0", "MountainCarCont
 MAZE_ENVS = ("antmaze-umaze-v2", "antmaze-umaze-diverse-v2", *(f"antmaze-{maze}-{data}-v2" for maze in ("medium", "large") for data in ("play", "diverse")))
 MAZE_ENVS += ("PointMaze_UMaze-v0", "PointMaze_Medium-v0", "PointMaze_Large-v0")
 MUJOCO_INSTALL = 'pip install "mujoco>=3.1.6,<4" imageio'
+SMALL_MDPS = ("Tree-v0", "Cliff-v0", "Dante-v0")
 
 
 class ResettableEnv(gym.Wrapper):
@@ -267,12 +268,115 @@ class ClassicState(Remember):
         return self.observation
 
 
-def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None):
+class SmallMDP(gym.Env):
+    """An example of the paper: discrete, deterministic, T decisions t = 1..T, then truncated; r(s, a) in [-1, 1] but where a class says otherwise.
+
+    The state, a float32 vector, is the observation. `move` and `reward` take a batch: states (n, d), actions (n,) -> states (n, d), rewards (n,). The
+    expert's actions `expert_actions` (T,) depend on time alone. With eps > 0, `given_policy` is the theorem's, which errs with probability eps T.
+    Raises ValueError for T < 1, n_actions < 2 or an eps T that is no probability.
+    """
+
+    def __init__(self, T, n_actions, start, low, high, expert_actions, eps=0.0):
+        if not 0 <= eps * T <= 1:
+            raise ValueError(f"eps T is {eps:g} * {T} = {eps * T:g}: it is a probability, give an eps from 0 to 1/T")
+        self.T, self.eps, self.start = T, eps, np.array(start, dtype=np.float32)
+        self.observation_space, self.action_space = gym.spaces.Box(low, high, self.start.shape), gym.spaces.Discrete(n_actions)
+        self.expert_actions = np.array(expert_actions)
+
+    def given_policy(self, t):
+        """The action probabilities (A,), in every state, that the theorem prescribes for decision t; None where it leaves the policy open."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.state = 0, self.start.copy()
+        return self.state.copy(), {}
+
+    def step(self, action):
+        states, actions = self.state[None], np.array([action])
+        reward, self.state, self.t = self.reward(states, actions)[0], self.move(states, actions)[0], self.t + 1
+        return self.state.copy(), float(reward), False, self.t >= self.T, {}
+
+    def get_state(self):
+        return np.array([self.t, *self.state])
+
+    def set_state(self, state):
+        self.t, self.state = int(state[0]), state[1:].astype(np.float32)
+        return self.state.copy()
+
+
+class Tree(SmallMDP):
+    """Theorem "Inverse RL Sample Complexity": each action leads to a child of its own; r = 1 for the step into the expert's leaf, one of n_actions^T, else 0.
+
+    State: the T actions of the path, -1 where not yet taken. expert_seed draws the expert's path.
+    """
+
+    def __init__(self, T=8, n_actions=2, expert_seed=0, render_mode=None):
+        _check_sizes(T, n_actions)
+        super().__init__(T, n_actions, [-1] * T, -1, n_actions - 1, np.random.default_rng(expert_seed).integers(n_actions, size=T))
+
+    def move(self, states, actions):
+        states, depth = states.copy(), (states >= 0).sum(1)
+        inner = depth < self.T  # a leaf stays what it is
+        states[inner, depth[inner]] = actions[inner]
+        return states
+
+    def reward(self, states, actions):
+        return ((states[:, -1] < 0) & (self.move(states, actions) == self.expert_actions).all(1)).astype(float)
+
+
+class Cliff(SmallMDP):
+    """Theorem "MMDP Lower Bound": action 0 goes on, action 1 falls to s_x for good; r = -1[s_x] - 1[action 1], so in s_x down to -2, as in the paper.
+
+    State: the index of s_0..s_{T-1}, or T for s_x. The expert always plays 0. The given policy plays 1 with probability eps T at t = 1, else 0.
+    """
+
+    def __init__(self, T=10, eps=0.0, render_mode=None):
+        _check_sizes(T)
+        super().__init__(T, 2, [0], 0, T, [0] * T, eps)
+
+    def move(self, states, actions):
+        return np.where(actions[:, None] == 1, np.float32(self.T), np.minimum(states + 1, np.float32(self.T)))
+
+    def reward(self, states, actions):
+        return -1.0 * (states[:, 0] == self.T) - (actions == 1)
+
+    def given_policy(self, t):
+        p = self.eps * self.T * (t == 1)
+        return np.array([1 - p, p]) if self.eps > 0 else None
+
+
+class Dante(SmallMDP):
+    """Figure "Dante": actions up, stay, down in the rows 0 (top), 1 (centre), 2; rows clip; r = 1 if the row after the action is 0 or 1, else 0.
+
+    State: the row, at first the centre. The expert always stays. The given policy, from t = 2, goes down with probability eps T at t = 2 and stays otherwise.
+    """
+
+    def __init__(self, T=10, eps=0.0, render_mode=None):
+        _check_sizes(T)
+        super().__init__(T, 3, [1], 0, 2, [1] * T, eps)
+
+    def move(self, states, actions):
+        return np.clip(states + np.float32(actions - 1)[:, None], 0, 2)
+
+    def reward(self, states, actions):
+        return (self.move(states, actions)[:, 0] < 2).astype(float)
+
+    def given_policy(self, t):
+        p = self.eps * self.T * (t == 2)
+        return np.array([0, 1 - p, p]) if t > 1 and self.eps > 0 else None
+
+
+for _env_id, _task in zip(SMALL_MDPS, (Tree, Cliff, Dante)):
+    gym.register(_env_id, entry_point=_task, kwargs={"T": 8 if _task is Tree else 10})
+
+
+def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None, **kwargs):
     """The task `env_id` as a `ResettableEnv`.
 
     p_tremble: probability of a random action in each step. seed: decides the start states and the trembling. horizon: steps (None: the task's
-    registered limit). render_mode: "rgb_array" makes render() return a (height, width, 3) uint8 array; PyBullet needs no display for it.
-    Raises ValueError, in one sentence, for an unknown id, a missing package, or a task whose state this module can't save.
+    registered limit); it is the T of a small MDP. render_mode: "rgb_array" makes render() return a (height, width, 3) uint8 array; PyBullet needs no
+    display for it. kwargs: the task's own, such as n_actions of Tree-v0 and eps of Cliff-v0 and Dante-v0.
+    Raises ValueError, in one sentence, for an unknown id or keyword, a missing package, or a task whose state this module can't save.
     """
     if "Bullet" in env_id:
         _require("pybullet_envs_gymnasium", env_id, "pip install pybullet-envs-gymnasium")
@@ -283,17 +387,19 @@ def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None):
     try:
         spec = gym.spec(env_id)
     except (gym.error.Error, ImportError) as error:
-        known = ", ".join(BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS + MAZE_ENVS)
+        known = ", ".join(BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS + MAZE_ENVS + SMALL_MDPS)
         raise ValueError(f"unknown environment {env_id!r}: known ids are {known} (and any registered task with get_state and set_state)") from error
     if str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
         _require("mujoco", env_id, MUJOCO_INSTALL)
+    if env_id in SMALL_MDPS:
+        kwargs["T"] = horizon = spec.kwargs["T"] if horizon is None else horizon
     if horizon is None and spec.max_episode_steps is None:
         raise ValueError(f"{env_id} has no registered time limit: give a horizon in steps")
 
     with _quiet() if "Bullet" in env_id else contextlib.nullcontext():
         try:
-            env = gym.make(env_id, render_mode=render_mode, disable_env_checker=True)
-        except (gym.error.Error, ImportError) as error:
+            env = gym.make(env_id, render_mode=render_mode, disable_env_checker=True, **kwargs)
+        except (gym.error.Error, ImportError, TypeError) as error:
             raise ValueError(f"{env_id} could not be made: {error}") from error
         return ResettableEnv(_with_state(env), spec.max_episode_steps if horizon is None else horizon, p_tremble, seed)
 
@@ -338,6 +444,12 @@ def _with_state(env):
             )
         env = env.env
     return env
+
+
+def _check_sizes(T, n_actions=2):
+    for name, value, least in (("T", T, 1), ("n_actions", n_actions, 2)):
+        if not isinstance(value, numbers.Integral) or value < least:
+            raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}")
 
 
 def _require(module, env_id, command):
