@@ -6,7 +6,7 @@
 A run that was interrupted goes on when it is started again. Demonstrations are recorded without trembling, as in the paper. They go to OUT/ENV.npz (see
 utils/demos.py), the expert's returns with and without trembling beside them in OUT/ENV.json.
 
-The paper's experts are made by SAC. PPO gets as far in a fraction of the time on a CPU: it needs twice the steps, and a step costs it a tenth.
+The paper's experts are made by SAC. PPO needs more steps, but a step costs it a tenth: it gets about as far in a fraction of the time on a CPU.
 """
 
 import json
