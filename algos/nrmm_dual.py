@@ -769,7 +769,7 @@ def train(args, folder):
                     act = sampler(agent.actor, policy_rng, args.train_freq)  # with gSDE, new noise of the new policy
             tried = try_policy(args, rollout_env, agent.actor, policy_rng, counts)
             value = value_under(f, shift, tried)
-            if value > best_value:
+            if inner == 0 or value > best_value:
                 best_value, best_rollouts = value, tried
                 best_policy = {name: tensor.clone() for name, tensor in agent.actor.state_dict().items()}
         label(buffer, f, shift, counts)  # transitions since the last burst belong to this f

@@ -423,7 +423,7 @@ def test_an_environment_with_other_dynamics_is_refused(tmp_path, hopper):
 
 def test_without_states_it_loads_and_says_what_still_works(tmp_path, env, hopper):
     demos = load(write(tmp_path / "demos.npz", hopper, states=None), env)
-    with pytest.raises(DemosError, match=r"demos.npz: has no simulator states, and --alpha 0.5 resets .*: use --alpha 0 or behavioural cloning"):
+    with pytest.raises(DemosError, match=r"demos.npz: has no simulator states, and --alpha 0.5 resets .*: use algos/mm_gail_ipm.py .* or algos/bc.py"):
         demos.need_states("demos.npz", "--alpha 0.5")
     hopper.need_states("demos.npz", "--alpha 0.5")
 

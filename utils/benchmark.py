@@ -60,7 +60,7 @@ class Args:
     """chunks of each of two runs; two more before them are not counted"""
     later: int = 200_000
     """interactions behind the later run"""
-    gsde: bool = True
+    gsde: bool = False
     """state-dependent exploration noise, on every side"""
     clock: Literal["wall", "processor"] = "wall"
     """"processor" counts the time that this process computes, for a machine that is busy with other work"""
@@ -159,7 +159,7 @@ def put_timers(module, timers):
         return env
 
     module.make_env, module.sampler = make_timed_env, lambda *args: timers.wrap("act", sampler(*args))
-    module.label = lambda buffer, f, counts: (label_new if counts["labelled"] else label_all)(buffer, f, counts)
+    module.label = lambda buffer, f, shift, counts: (label_new if counts["labelled"] else label_all)(buffer, f, shift, counts)
 
 
 def fill(module, args, timesteps):

@@ -152,7 +152,7 @@ class Demos:
         """Raises DemosError where there are no states. `flag` is what asks for them, such as "--alpha 0.5"."""
         if self.states is None:
             sentence = f"has no simulator states, and {flag} resets the simulator to them (observations leave out much of what decides the future)"
-            raise DemosError(source, f"{sentence}: use --alpha 0 or behavioural cloning, which work without resets, or record with utils/demos.py")
+            raise DemosError(source, f"{sentence}: use algos/mm_gail_ipm.py (FILTER with alpha 0) or algos/bc.py, which work without resets, or record with utils/demos.py")
 
 
 def installed_versions():
