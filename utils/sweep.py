@@ -148,7 +148,7 @@ def begin(run):
 
 def sweep(runs, workers):
     """Run all of them, `workers` at a time. Returns those that failed."""
-    waiting, active, failed, reported = list(runs), {}, [], time.time()
+    waiting, active, failed, elsewhere, reported = list(runs), {}, [], [], time.time()
     try:
         while waiting or active:
             while waiting and len(active) < workers:
@@ -165,6 +165,9 @@ def sweep(runs, workers):
                     del active[run]
                 else:
                     active[run] = begin(run)
+                    if active[run] is None and run not in elsewhere:
+                        elsewhere.append(run)
+                        print(f"waiting   {run.name}: another process is at it", flush=True)
             if time.time() > reported + REPORT_EVERY:
                 for run, process in active.items():
                     print(f"{'running' if process else 'elsewhere':<9} {progress(run)}", flush=True)
