@@ -124,7 +124,7 @@ def progress(run):
     _, folder = find(run)
     rows = metrics(folder) if folder else []
     steps = (rows[-1].get("charts/gradient_steps") or rows[-1]["charts/timesteps"]) if rows else 0
-    total = f"/{run.args['total_timesteps']}" if "total_timesteps" in run.args else ""
+    total = "".join(f"/{run.args[name]}" for name in ("total_timesteps", "total_gradient_steps") if name in run.args)
     returns = [f"return {float(row['eval/return']):.1f}" for row in rows if row.get("eval/return")]
     return f"{run.name:<45} {steps:>8}{total}  {''.join(returns[-1:])}"
 
