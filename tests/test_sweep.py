@@ -34,6 +34,7 @@ class Args:
     seconds: float = 0.0
     alpha: float = 0.5
     failing_seed: int = 0
+    pause: str = ""
     demos: str = ""
     resume: str = ""
     eval: str = ""
@@ -58,6 +59,10 @@ def main():
         if args.failing_seed == args.seed and len(rows) == 2:
             sys.exit("it broke")
         time.sleep(args.seconds / args.total_timesteps)
+        for _ in range(30000):  # after the first step, until the file `pause` is removed
+            if not rows or not args.pause or not os.path.exists(args.pause):
+                break
+            time.sleep(0.01)
         rows.append({"charts/timesteps": len(rows) + 1, "charts/seconds": 60.0, "eval/return": rng.random()})
         with open(folder / "metrics.csv", "w") as file:
             writer = csv.DictWriter(file, rows[0])
@@ -184,18 +189,27 @@ def test_killed_and_started_again_it_ends_with_the_same_table(make_checkout, tmp
 
 @needs_two_cores
 @needs_proc
-def test_what_a_killed_sweep_left_running_is_waited_for(make_checkout):
+def test_what_a_killed_sweep_left_running_is_waited_for(make_checkout, tmp_path):
     """Two trainings of one run would write over each other's files."""
-    checkout = make_checkout()
-    process = start(checkout, *stand_ins("--seconds", 4, seeds=(1, 2)))
+    checkout, pause = make_checkout(), tmp_path / "pause"
+    pause.touch()
+    words = stand_ins("--pause", pause, seeds=(1, 2))
+    process = start(checkout, *words)
     wait_until(lambda: len(runs_with(checkout, "checkpoint.pt")) == 2)
     orphans = children(process.pid)
     process.kill()
     finish(process)
-    assert all(map(alive, orphans))
-    code, said = finish(start(checkout, *stand_ins("--seconds", 4, seeds=(1, 2))))
+
+    def n_starts():
+        return sum(log.read_text().count("$ python") for log in checkout.glob("runs/sweep/*.log"))
+
+    process = start(checkout, *words)
+    wait_until(lambda: process.said.read_text().count("another process is at it") == 2 or n_starts() > 2)
+    assert all(map(alive, orphans)) and n_starts() == 2
+    pause.unlink()
+    code, said = finish(process)
     assert code == 0 and len(runs_with(checkout, "args.json")) == len(runs_with(checkout, "scores.json")) == 2, said
-    assert all(log.read_text().count("$ python") == 1 for log in checkout.glob("runs/sweep/*.log"))
+    assert said.count("finished  stand_in A-v0 seed") == 2 and n_starts() == 2
 
 
 @needs_proc
@@ -345,18 +359,19 @@ def has_slurm():
 @needs_two_cores
 @needs_proc
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
-def test_a_requeued_job_resumes(make_checkout, cluster):
+def test_a_requeued_job_resumes(make_checkout, tmp_path, cluster):
     """One job a run. "local" is submitit's own stand-in for a scheduler; where there is a Slurm, it is tried as well."""
     pytest.importorskip("submitit")
     if cluster == "slurm" and not has_slurm():
         pytest.skip("no Slurm with an idle node here")
-    checkout, uninterrupted = make_checkout(), make_checkout("uninterrupted")
-    flags = ["--seconds", 3, "--total-timesteps", 40]
+    checkout, uninterrupted, pause = make_checkout(), make_checkout("uninterrupted"), tmp_path / "pause"
+    pause.touch()
+    flags = ["--pause", pause]
     words = ["--algos", "stand_in", "--env-ids", "A-v0", "--seeds", 1, 2, "--slurm", f"cluster={cluster}", "time=20", "--", *flags]
     code, said = finish(start(checkout, *words))
     assert code == 0 and said.count("submitted stand_in A-v0") == 2, said
-    deadline, job = time.time() + 300, int(re.search(r"seed 1: job (\d+)", said)[1])
-    wait_until(lambda: any("__1__" in folder.name for folder in runs_with(checkout, "checkpoint.pt")))
+    job = int(re.search(r"seed 1: job (\d+)", said)[1])
+    wait_until(lambda: len(runs_with(checkout, "checkpoint.pt")) == 2)
     if cluster == "slurm":
         assert finish(start(checkout, *words))[1].count("queued    stand_in A-v0") == 2
         subprocess.run(["scontrol", "requeue", str(job)], check=True)
@@ -364,11 +379,16 @@ def test_a_requeued_job_resumes(make_checkout, cluster):
         while "submitit.core._submit" not in Path(f"/proc/{job}/cmdline").read_text():
             (job,) = children(job)
         os.kill(job, signal.SIGUSR2)  # as submitit has Slurm do ahead of a time limit
-    while len(runs_with(checkout, "scores.json")) < 2 and time.time() < deadline:
-        time.sleep(1)
+
+    def has_resumed():
         if cluster == "slurm":  # which lets a requeued job wait for two minutes
+            time.sleep(1)
             subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], check=False, capture_output=True)
-    assert len(runs_with(checkout, "args.json")) == len(runs_with(checkout, "scores.json")) == 2
-    assert "--resume" in next(checkout.glob("runs/sweep/stand_in__A-v0__1__*.log")).read_text()
+        return "--resume" in next(checkout.glob("runs/sweep/stand_in__A-v0__1__*.log")).read_text()
+
+    wait_until(has_resumed)
+    pause.unlink()
+    wait_until(lambda: len(runs_with(checkout, "scores.json")) == 2)
+    assert len(runs_with(checkout, "args.json")) == 2
     code, said = finish(start(uninterrupted, *stand_ins(*flags, seeds=(1, 2))))
     assert code == 0 and table(checkout) == table(uninterrupted)

@@ -124,7 +124,7 @@ def progress(run):
     _, folder = find(run)
     rows = metrics(folder) if folder else []
     steps = (rows[-1].get("charts/gradient_steps") or rows[-1]["charts/timesteps"]) if rows else 0
-    total = f"/{run.args['total_timesteps']}" if "total_timesteps" in run.args else ""
+    total = "".join(f"/{run.args[name]}" for name in ("total_timesteps", "total_gradient_steps") if name in run.args)
     returns = [f"return {float(row['eval/return']):.1f}" for row in rows if row.get("eval/return")]
     return f"{run.name:<45} {steps:>8}{total}  {''.join(returns[-1:])}"
 
@@ -148,7 +148,7 @@ def begin(run):
 
 def sweep(runs, workers):
     """Run all of them, `workers` at a time. Returns those that failed."""
-    waiting, active, failed, reported = list(runs), {}, [], time.time()
+    waiting, active, failed, elsewhere, reported = list(runs), {}, [], [], time.time()
     try:
         while waiting or active:
             while waiting and len(active) < workers:
@@ -165,6 +165,9 @@ def sweep(runs, workers):
                     del active[run]
                 else:
                     active[run] = begin(run)
+                    if active[run] is None and run not in elsewhere:
+                        elsewhere.append(run)
+                        print(f"waiting   {run.name}: another process is at it", flush=True)
             if time.time() > reported + REPORT_EVERY:
                 for run, process in active.items():
                     print(f"{'running' if process else 'elsewhere':<9} {progress(run)}", flush=True)
