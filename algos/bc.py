@@ -44,7 +44,7 @@ class Args:
     seed: int = 1
     """seed of every random stream of the run"""
     demos: str = ""
-    """demonstrations: an .npz file or a Minari id (default: those shipped for the task)"""
+    """demonstrations: an .npz or D4RL .hdf5 file, d4rl:ID or a Minari id (default: those shipped for the task)"""
     n_demos: int = 25
     """demonstrations to train on, the first ones in the file"""
     n_validation_demos: int = 5
@@ -312,7 +312,7 @@ def check_args(args):
 
 def train(args, folder):
     """Least squares on the expert's actions. Writes logs, checkpoint and policies into `folder`, and goes on where a checkpoint stands."""
-    # Every purpose has its own random stream, so that evaluating or logging never changes training.
+    # Evaluating and logging draw from streams of their own, so that they never change training.
     streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 3)]
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
     policy_rng = torch.Generator().manual_seed(int(streams[1].generate_state(1)[0]))

@@ -48,7 +48,7 @@ class Args:
     seed: int = 1
     """seed of every random stream of the run"""
     demos: str = ""
-    """demonstrations: an .npz file or a Minari id (default: those shipped for the task)"""
+    """demonstrations: an .npz or D4RL .hdf5 file, d4rl:ID or a Minari id (default: those shipped for the task)"""
     n_demos: int = 25
     """demonstrations to train on, the first ones in the file"""
     n_validation_demos: int = 5
@@ -84,7 +84,7 @@ class Args:
     payoff: Literal["mean", "sum"] = "mean"
     """the reward player's payoff: "mean" of f over state-action pairs, f then shifted to --reward-level, or "sum" over trajectories, f as it is (the paper's)"""
     reward_level: float = 0.5
-    """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0"""
+    """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0 (below 0 where the end is a success)"""
     rewards: Literal["recomputed", "recorded"] = "recomputed"
     """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
     n_rollouts: int = 4
@@ -673,7 +673,7 @@ def check_args(args):
 
 def train(args, folder):
     """Algorithm 4 with expert resets of probability alpha. Writes logs, checkpoint and policies into `folder`, and goes on where a checkpoint stands."""
-    # Every purpose has its own random stream, so that evaluating or logging never changes training.
+    # Evaluating and logging draw from streams of their own, so that they never change training.
     streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 6)]
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
     policy_rng, reward_rng = (torch.Generator().manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])

@@ -52,7 +52,7 @@ class Args:
     seed: int = 1
     """seed of every random stream of the run"""
     demos: str = ""
-    """demonstrations: an .npz file or a Minari id (default: those shipped for the task)"""
+    """demonstrations: an .npz or D4RL .hdf5 file, d4rl:ID or a Minari id (default: those shipped for the task)"""
     n_demos: int = 25
     """demonstrations to train on, the first ones in the file"""
     n_validation_demos: int = 5
@@ -86,7 +86,7 @@ class Args:
     payoff: Literal["mean", "sum"] = "mean"
     """the reward player's payoff: "mean" of f over state-action pairs, f then shifted to --reward-level, or "sum" over trajectories, f as it is (the paper's)"""
     reward_level: float = 0.5
-    """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0"""
+    """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0 (below 0 where the end is a success)"""
     n_rollouts: int = 4
     """whole trajectories of each policy tried, to choose the best by and to update f on"""
     disc_steps: int = 10
@@ -694,7 +694,7 @@ def check_args(args):
 
 def train(args, folder):
     """Algorithm 6. Writes logs, checkpoint and policies into `folder`, and goes on where a checkpoint stands."""
-    # Every purpose has its own random stream, so that evaluating or logging never changes training.
+    # Evaluating and logging draw from streams of their own, so that they never change training.
     streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 6)]
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
     policy_rng, reward_rng = (torch.Generator().manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
@@ -738,7 +738,7 @@ def train(args, folder):
     for iteration in range(counts["iteration"] + 1, n_iterations + 1):
         remaining = 1 - (iteration - 1) / n_iterations
 
-        # ---- Reward player: no regret over sum_i L(pi_i, f), on whole trajectories of all policies kept so far, each with as many.
+        # ---- Reward player: no regret over sum_i L(pi_i, f), on whole trajectories of all kept so far and the untrained first.
         learner_pairs = rollouts.pairs
         learner_weight = len(learner_pairs) / rollouts.n_episodes / env.horizon  # see moment_gap
         weights = (expert_weight, learner_weight) if args.payoff == "sum" else (1.0, 1.0)

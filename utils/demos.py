@@ -298,7 +298,7 @@ def from_file(path):
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except FileNotFoundError:
-        raise DemosError(path, "no such file: give --demos an .npz file or a Minari id") from None
+        raise DemosError(path, "no such file: give --demos an .npz or .hdf5 file, d4rl:ID or a Minari id") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise DemosError(path, f"cannot be read, it is truncated or damaged ({error}): copy or record it again") from error
     except (ValueError, TypeError) as error:

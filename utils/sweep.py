@@ -75,6 +75,8 @@ def plan(args, extra):
         path = ROOT / "algos" / f"{algo}.py"
         if not path.exists():
             raise SystemExit(f"--algos {algo}: no such script, there are {', '.join(sorted(script.stem for script in path.parent.glob('*.py')))}")
+        if algo in ("mmdp", "tabular"):
+            raise SystemExit(f"--algos {algo}: it runs its own seeds and tables, and is not swept")
         spec = importlib.util.spec_from_file_location(algo, path)
         module = sys.modules[algo] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Train an expert with PPO on the true reward, in the environment that will be evaluated (trembling hand included), then record its demonstrations.
+"""Train an expert with PPO on the true reward, by default in the environment that will be evaluated, trembling hand included; then record its demonstrations.
 
     python utils/train_expert.py --env-id HopperBulletEnv-v0
     python utils/train_expert.py --env-id HopperBulletEnv-v0 --record      only record, from the policy as it stands
@@ -6,7 +6,7 @@
 A run that was interrupted goes on when it is started again. Demonstrations are recorded without trembling, as in the paper. They go to OUT/ENV.npz (see
 utils/demos.py), the expert's returns with and without trembling beside them in OUT/ENV.json.
 
-The paper's experts are made by SAC. PPO needs more steps, but a step costs it a tenth: it gets about as far in a fraction of the time on a CPU.
+The paper's experts are made by SAC. PPO needs more steps, but a step of it costs a tenth on a CPU.
 """
 
 import json
@@ -47,7 +47,7 @@ class Args:
     record: bool = False
     """record demonstrations from the policy in `out` as it stands, and train no further"""
 
-    # PPO, as tuned for these tasks in public benchmarks
+    # PPO, after the settings of public benchmarks; unlike in SAC's Actor, the noise's variance does shape the features
     n_envs: int = 16
     """environments stepped in turn"""
     n_steps: int = 512
@@ -238,6 +238,8 @@ def train(args, out):
 
 def record_demonstrations(args, out):
     """Record `args.n_demos` untrembled episodes of `out`/policy.pt, and measure it over 100 episodes with and without trembling."""
+    if not (out / "policy.pt").exists():
+        raise SystemExit(f"{out} holds no policy.pt: train first, without --record")
     env = make_env(args.env_id, seed=(args.seed, 26))
     saved = torch.load(out / "policy.pt", weights_only=True)
     policy = Policy(env.observation_space.shape[0], env.action_space)
