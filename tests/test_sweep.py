@@ -317,7 +317,7 @@ def test_the_family_can_be_planned():
 
 
 REFUSALS = {
-    "--algos nothing --env-ids A-v0": "--algos nothing: no such script, there are filter_br, ",
+    "--algos nothing --env-ids A-v0": "--algos nothing: no such script, there are bc, filter_br, filter_nr, ",
     "--algos other --env-ids A-v0": "--env-id is no flag of algos/other.py",
     "--algos stand_in --env-ids A-v0 -- --beta 1": "--beta is no flag of algos/stand_in.py",
     "--algos stand_in --env-ids A-v0 -- --alpha 2": "stand_in A-v0: --alpha is too high",
