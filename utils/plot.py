@@ -222,7 +222,7 @@ def draw(tasks, n_resamples, path):
         axes.xaxis.set_major_formatter(lambda timesteps, _: thousands(timesteps))
     for axes in panels.flat[len(tasks) :]:
         axes.remove()
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=1 + n_columns, frameon=False)
     figure.savefig(f"{path}.tmp", format="png", dpi=120)
     os.replace(f"{path}.tmp", path)
     plt.close(figure)
