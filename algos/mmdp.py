@@ -495,6 +495,13 @@ def save_atomically(path, content):
     os.replace(temporary, path)
 
 
+def write_atomically(path, text):
+    """The same for text."""
+    temporary = Path(f"{path}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
 def describe_run(args):
     """Everything needed to run this again: the arguments, and what they ran on."""
     try:
@@ -718,7 +725,7 @@ def table(args):
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "mmdp.png", dpi=120)
     plt.close(figure)
-    (out / "mmdp.txt").write_text("\n".join(lines) + "\n")
+    write_atomically(out / "mmdp.txt", "\n".join(lines) + "\n")
 
 
 def saved_args(folder):
@@ -727,10 +734,9 @@ def saved_args(folder):
 
 
 def start_folder(args, folder):
-    """The folder of a run with its args.json, written under a temporary name first."""
+    """The folder of a run with its args.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "args.json.tmp").write_text(json.dumps(describe_run(args), indent=2))
-    os.replace(folder / "args.json.tmp", folder / "args.json")
+    write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
 
 
 def main():

@@ -14,7 +14,6 @@ the contact solver. So that a restored step still gives the recorded numbers to 
 
 import json
 import math
-import os
 import sys
 import time
 from collections import deque
@@ -28,7 +27,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from algos.filter_br import SAC, Actor, ReplayBuffer, describe_run, deterministic, sampler, save_atomically  # noqa: E402
+from algos.filter_br import SAC, Actor, ReplayBuffer, describe_run, deterministic, sampler, save_atomically, write_atomically  # noqa: E402
 from utils.d4rl import write_demos  # noqa: E402
 from utils.demos import installed_versions, load  # noqa: E402
 from utils.envs import MAZE_ENVS, make_env, set_state  # noqa: E402
@@ -218,12 +217,6 @@ def train_walker(args, out):
             save_atomically(out / "walker.pt", {"actor": agent.actor.state_dict(), "step": step})
             state = {"agent": agent.state_dict(), "buffer": buffer.state_dict(), "walk": walk.state_dict(), "rng": rng.get_state()}
             save_atomically(checkpoint, state | {"warmup_rng": warmup_rng.bit_generator.state, "step": step})
-
-
-def write_atomically(path, text):
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 # ================================================================================================================================== plan and record
