@@ -32,7 +32,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from utils.demos import load_split  # noqa: E402
-from utils.envs import make_env  # noqa: E402
+from utils.envs import MAZE_ENVS, make_env  # noqa: E402
 
 # ========================================================================================================================================== args
 
@@ -49,14 +49,16 @@ class Args:
     """demonstrations to train on, the first ones in the file"""
     n_validation_demos: int = 5
     """demonstrations to select the returned policy by, the last ones in the file"""
-    p_tremble: float = 0.1
-    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation"""
+    p_tremble: float | None = None
+    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation (0.1; mazes 0)"""
     total_gradient_steps: int = 100_000
     """gradient steps of the whole run"""
     eval_every: int = 5
     """outer iterations between evaluations"""
-    eval_episodes: int = 10
-    """episodes of an evaluation, by the deterministic policy, from the environment's own start states"""
+    eval_episodes: int | None = None
+    """episodes of an evaluation, by the deterministic policy, from the environment's own start states (10; mazes 25)"""
+    final_eval_episodes: int | None = None
+    """the same for the scores at the end of the run, and for --eval (10; mazes 100)"""
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
     torch_threads: int = 1
@@ -75,9 +77,43 @@ class Args:
     """transitions in a gradient step"""
     bc_learning_rate: float = 3e-4
     """learning rate of Adam"""
+    standardize: bool | None = None
+    """networks see observations in units of the demonstrations' spread (off, as PyBullet scales its own; mazes on)"""
+
+    def __post_init__(self):
+        """What is left out takes its value from DEFAULTS, where the mazes differ."""
+        for name, (value, in_mazes) in DEFAULTS.items():
+            if getattr(self, name, "") in (None, "auto"):
+                setattr(self, name, in_mazes if self.env_id in MAZE_ENVS else value)
+
+
+# Of flags whose default depends on the task: for all tasks but the mazes, and for them.
+DEFAULTS = {
+    "p_tremble": (0.1, 0.0),
+    "eval_episodes": (10, 25),
+    "final_eval_episodes": (10, 100),
+    "standardize": (False, True),
+}
 
 
 # ====================================================================================================================================== networks
+
+
+class Standardize(nn.Module):
+    """The first layer of every network, once fitted: observations in units of the demonstrations' spread, actions (behind them) as they are."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(dim))
+        self.register_buffer("spread", torch.ones(dim))
+
+    def fit(self, observations):
+        """Take center and spread (at least 0.1) from the demonstrations' observations, (n, obs_dim)."""
+        d = observations.shape[1]
+        self.center[:d], self.spread[:d] = observations.mean(0), observations.std(0).clamp(min=0.1)
+
+    def forward(self, x):
+        return (x - self.center) / self.spread
 
 
 class Actor(nn.Module):
@@ -85,7 +121,8 @@ class Actor(nn.Module):
 
     def __init__(self, obs_dim, action_space, hidden=256):
         super().__init__()
-        self.hidden = nn.Sequential(nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.standardize = Standardize(obs_dim)
+        self.hidden = nn.Sequential(self.standardize, nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.mean = nn.Linear(hidden, action_space.shape[0])
         self.register_buffer("scale", torch.as_tensor((action_space.high - action_space.low) / 2, dtype=torch.float32))
         self.register_buffer("bias", torch.as_tensor((action_space.high + action_space.low) / 2, dtype=torch.float32))
@@ -150,8 +187,8 @@ class ValidationError:
         return float(np.linalg.norm(self.expert_moments - self.moments(episodes)))
 
 
-def evaluate(args, act, seed, validation_error=None, video_folder=None):
-    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error.
+def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=None):
+    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error; in the mazes, the score.
 
     In an environment of its own, seeded by `seed`, so that it draws nothing from training's streams.
     """
@@ -163,14 +200,14 @@ def evaluate(args, act, seed, validation_error=None, video_folder=None):
     if act is None:
         rng = np.random.default_rng(seed)
         act = lambda observation: env.random_action(rng)  # noqa: E731
-    episodes, returns = roll_out(env, act, args.eval_episodes)
+    episodes, returns = roll_out(env, act, n_episodes)
     env.close()
     return {
         "return": float(np.mean(returns)),
         "return_std": float(np.std(returns)),
         "length": float(np.mean([len(episode) for episode in episodes])),
         "validation_error": validation_error(episodes) if validation_error else math.nan,
-    }
+    } | ({"success_percent": 100 * float(np.mean(np.array(returns) > 0))} if args.env_id in MAZE_ENVS else {})
 
 
 def evaluate_and_select(args, folder, actor, step, validation_error, counts):
@@ -179,7 +216,7 @@ def evaluate_and_select(args, folder, actor, step, validation_error, counts):
     The true reward has no part in the selection. Returns what `evaluate` did, and the console's line.
     """
     video_folder = folder / "videos" if args.capture_video else None
-    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), validation_error, video_folder)
+    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), args.eval_episodes, validation_error, video_folder)
     policy = {"actor": actor.state_dict(), "step": step, "evaluation": evaluation}
     save_atomically(folder / "final_policy.pt", policy)
     selected = evaluation["validation_error"] <= counts["best_error"]
@@ -294,12 +331,15 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give at least 0")
         if field.name == "init_temperature" and value <= 0:
             raise SystemExit(f"{flag} is {value}: give a number above 0")
-        if field.type in (int, "int") and value < (0 if field.name in ("seed", "learning_starts") else 1):
-            raise SystemExit(f"{flag} is {value}: give at least {0 if field.name in ('seed', 'learning_starts') else 1}")
+        if field.name == "gsde" and value and args.learner == "td3_bc":
+            raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
+        least = 0 if field.name in ("seed", "learning_starts", "cloning_steps") else 1
+        if field.type in (int, int | None) and value is not None and value < least:
+            raise SystemExit(f"{flag} is {value}: give at least {least}")
     if args.capture_video and importlib.util.find_spec("moviepy") is None:
         raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
     try:
-        env = make_env(args.env_id, p_tremble=args.p_tremble)
+        env = make_env(args.env_id, p_tremble=args.p_tremble, horizon=getattr(args, "horizon", None))  # BC has none
         if not hasattr(env.action_space, "high"):
             raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
         load_split(args.demos, env, args.n_demos, args.n_validation_demos)
@@ -325,6 +365,8 @@ def train(args, folder):
     validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon, args.seed)
 
     actor = Actor(env.observation_space.shape[0], env.action_space)
+    if args.standardize:
+        actor.standardize.fit(observations)
     optimizer = torch.optim.Adam(actor.parameters(), args.bc_learning_rate, fused=True)
     n_iterations = math.ceil(args.total_gradient_steps / args.iteration_gradient_steps)
     counts = {"iteration": 0, "gradient_steps": 0, "best_error": math.inf, "seconds": 0.0}
@@ -337,7 +379,7 @@ def train(args, folder):
             part.load_state_dict(saved[name])
         counts, references = saved["counts"], saved["references"]
     else:
-        references["random policy"] = evaluate(args, None, (args.seed, 9, 1))["return"]
+        references["random policy"] = evaluate(args, None, (args.seed, 9, 1), args.eval_episodes)["return"]
     log = Log(folder, n_kept=counts["iteration"])
     progress = tqdm(total=args.total_gradient_steps, initial=counts["gradient_steps"], unit="step", disable=None)
     say = progress.write
@@ -360,7 +402,7 @@ def train(args, folder):
             validation_loss = loss(validation_observations, validation_actions)
 
         # ---- Evaluation, and selection of the policy that is returned.
-        evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error"), "")
+        evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error", *(["success_percent"] if args.env_id in MAZE_ENVS else [])), "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
             evaluation, line = evaluate_and_select(args, folder, actor, counts["gradient_steps"], validation_error, counts)
             say("  ".join([line, f"validation loss {validation_loss:.5f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
@@ -387,10 +429,12 @@ def report(args, folder):
         saved = torch.load(folder / name, weights_only=True)
         actor = Actor(env.observation_space.shape[0], env.action_space)
         actor.load_state_dict(saved["actor"])
-        score = evaluate(args, deterministic(actor), (args.seed, 11))
-        print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}"
-              f" over {args.eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
-        scores[what] = {"step": saved["step"], "episodes": args.eval_episodes} | {key: score[key] for key in ("return", "return_std", "length")}
+        score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
+        del score["validation_error"]
+        percent = f" ({score['success_percent']:.0f} % successes)" if "success_percent" in score else ""
+        print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}{percent}"
+              f" over {args.final_eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
+        scores[what] = {"step": saved["step"], "episodes": args.final_eval_episodes} | score
     return scores
 
 

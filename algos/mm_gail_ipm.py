@@ -36,7 +36,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from utils.demos import load_split  # noqa: E402
-from utils.envs import make_env  # noqa: E402
+from utils.envs import MAZE_ENVS, make_env  # noqa: E402
 
 # ========================================================================================================================================== args
 
@@ -53,14 +53,18 @@ class Args:
     """demonstrations to train on, the first ones in the file"""
     n_validation_demos: int = 5
     """demonstrations to select the returned policy by, the last ones in the file"""
-    p_tremble: float = 0.1
-    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation"""
+    p_tremble: float | None = None
+    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation (0.1; mazes 0)"""
+    horizon: int | None = None
+    """steps of an episode in training (the task's own; mazes 700); evaluation has the task's own"""
     total_timesteps: int = 200_000
     """interactions used for policy optimisation (the paper's x-axis)"""
     eval_every: int = 5
     """outer iterations between evaluations"""
-    eval_episodes: int = 10
-    """episodes of an evaluation, by the deterministic policy, from the environment's own start states"""
+    eval_episodes: int | None = None
+    """episodes of an evaluation, by the deterministic policy, from the environment's own start states (10; mazes 25)"""
+    final_eval_episodes: int | None = None
+    """the same for the scores at the end of the run, and for --eval (10; mazes 100)"""
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
     torch_threads: int = 1
@@ -78,9 +82,9 @@ class Args:
 
     # Reward player
     payoff: Literal["mean", "sum"] = "mean"
-    """the reward player's payoff: "mean" of f over state-action pairs, f then shifted to --reward-level, or "sum" over trajectories, f as it is (the paper's)"""
-    reward_level: float = 0.5
-    """with --payoff mean: the mean reward that f is shifted to on the expert, where the end of an episode is worth 0 (below 0 where the end is a success)"""
+    """payoff: "mean" of f over state-action pairs, f then shifted to --reward-level, or "sum" over trajectories, f as it is (the paper's)"""
+    reward_level: float | None = None
+    """with --payoff mean: mean reward that f is shifted to on the expert, the end of an episode being worth 0 (0.5; mazes, where it is success, -0.1)"""
     rewards: Literal["recomputed", "recorded"] = "recomputed"
     """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
     n_rollouts: int = 4
@@ -89,34 +93,63 @@ class Args:
     """gradient steps on f in an outer iteration"""
     disc_batch_size: int = 4096
     """state-action pairs of each side in a step on f"""
-    disc_learning_rate: float = 2e-3
-    """initial learning rate of f, decaying linearly to 0 over the outer iterations"""
+    disc_learning_rate: float | None = None
+    """initial learning rate of f, decaying linearly to 0 over the outer iterations (2e-3; mazes 8e-4)"""
     gradient_penalty: float = 10.0
     """coefficient of the gradient penalty"""
     gradient_target: float = 0.4
     """norm that the penalty pulls f's gradient to"""
 
-    # Policy player: SAC
+    # Policy player
+    learner: Literal["auto", "sac", "td3_bc"] = "auto"
+    """"sac", or "td3_bc", which learns from the demonstrations' transitions too ("auto": td3_bc in the mazes, sac elsewhere)"""
     buffer_size: int = 300_000
     """transitions in the replay buffer"""
     batch_size: int = 256
     """transitions in a gradient step"""
-    gamma: float = 0.98
-    """discount factor"""
-    tau: float = 0.02
-    """rate at which the target network follows"""
+    gamma: float | None = None
+    """discount factor (0.98; mazes 0.99)"""
+    tau: float | None = None
+    """rate at which the target networks follow (0.02; mazes 0.005)"""
     train_freq: int = 64
     """interactions between bursts of gradient steps"""
     gradient_steps: int = 64
     """gradient steps in a burst"""
-    learning_rate: float = 7.3e-4
-    """initial learning rate of policy, Q-functions and temperature, decaying linearly to 0 over the whole run"""
-    learning_starts: int = 1000
-    """interactions with uniformly random actions, once, before learning starts"""
+    learning_rate: float | None = None
+    """initial learning rate of policy, Q-functions and temperature, decaying linearly to 0 over the whole run (7.3e-4; mazes 3e-4)"""
+    learning_starts: int | None = None
+    """interactions with uniformly random actions, once, before learning starts (1000; mazes 0)"""
     gsde: bool = False
-    """state-dependent exploration noise (the paper's table says so; here it learned far more slowly)"""
+    """SAC: state-dependent exploration noise (the paper's table says so; here it learned far more slowly)"""
     init_temperature: float = 1.0
-    """entropy temperature to start from"""
+    """SAC: entropy temperature to start from"""
+    standardize: bool | None = None
+    """networks see observations in units of the demonstrations' spread (off, as PyBullet scales its own; mazes on)"""
+    cloning_steps: int = 10_000
+    """TD3+BC: gradient steps of behavioural cloning before anything else"""
+
+    def __post_init__(self):
+        """What is left out takes its value from DEFAULTS, where the mazes differ."""
+        for name, (value, in_mazes) in DEFAULTS.items():
+            if getattr(self, name, "") in (None, "auto"):
+                setattr(self, name, in_mazes if self.env_id in MAZE_ENVS else value)
+
+
+# Of flags whose default depends on the task: the paper's PyBullet settings, for all tasks but the mazes, and its AntMaze settings. README: departures.
+DEFAULTS = {
+    "p_tremble": (0.1, 0.0),
+    "horizon": (None, 700),
+    "eval_episodes": (10, 25),
+    "final_eval_episodes": (10, 100),
+    "reward_level": (0.5, -0.1),
+    "disc_learning_rate": (2e-3, 8e-4),
+    "standardize": (False, True),
+    "learner": ("sac", "td3_bc"),
+    "gamma": (0.98, 0.99),
+    "tau": (0.02, 0.005),
+    "learning_rate": (7.3e-4, 3e-4),
+    "learning_starts": (1000, 0),
+}
 
 
 # ====================================================================================================================================== networks
@@ -125,6 +158,23 @@ class Args:
 def linear_init(n_in, *shape):
     """Uniform in +-1/sqrt(n_in), as torch initialises its linear layers."""
     return nn.Parameter(torch.empty(*shape).uniform_(-1 / math.sqrt(n_in), 1 / math.sqrt(n_in)))
+
+
+class Standardize(nn.Module):
+    """The first layer of every network, once fitted: observations in units of the demonstrations' spread, actions (behind them) as they are."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.register_buffer("center", torch.zeros(dim))
+        self.register_buffer("spread", torch.ones(dim))
+
+    def fit(self, observations):
+        """Take center and spread (at least 0.1) from the demonstrations' observations, (n, obs_dim)."""
+        d = observations.shape[1]
+        self.center[:d], self.spread[:d] = observations.mean(0), observations.std(0).clamp(min=0.1)
+
+    def forward(self, x):
+        return (x - self.center) / self.spread
 
 
 class Actor(nn.Module):
@@ -139,7 +189,8 @@ class Actor(nn.Module):
         super().__init__()
         action_dim = action_space.shape[0]
         self.gsde = gsde
-        self.hidden = nn.Sequential(nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.standardize = Standardize(obs_dim)
+        self.hidden = nn.Sequential(self.standardize, nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
         self.mean = nn.Linear(hidden, action_dim)
         self.log_std = nn.Parameter(torch.full((hidden, action_dim), -3.0)) if gsde else nn.Linear(hidden, action_dim)
         self.register_buffer("scale", torch.as_tensor((action_space.high - action_space.low) / 2, dtype=torch.float32))
@@ -173,17 +224,41 @@ class Actor(nn.Module):
         return self.scale * torch.tanh(u) + self.bias, log_prob.sum(-1)
 
 
+class DeterministicActor(nn.Module):
+    """TD3's policy, scale * tanh(u(s)) + bias, which explores by Gaussian noise of standard deviation 0.1 * scale on its actions."""
+
+    def __init__(self, obs_dim, action_space, hidden=256):
+        super().__init__()
+        self.standardize = Standardize(obs_dim)
+        self.hidden = nn.Sequential(self.standardize, nn.Linear(obs_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
+        self.mean = nn.Linear(hidden, action_space.shape[0])
+        self.register_buffer("scale", torch.as_tensor((action_space.high - action_space.low) / 2, dtype=torch.float32))
+        self.register_buffer("bias", torch.as_tensor((action_space.high + action_space.low) / 2, dtype=torch.float32))
+
+    def forward(self, observations, noise=0.0):
+        """(B, obs_dim) -> (B, action_dim), in the environment's units. `noise` (B, action_dim), in units of `scale`, is added, and the sum kept in range."""
+        return self.scale * (torch.tanh(self.mean(self.hidden(observations))) + noise).clamp(-1, 1) + self.bias
+
+    def sample_noise(self, rng):
+        return None  # none is held over several steps
+
+    def sample(self, observations, rng, noise=None):
+        """Actions (B, action_dim) that explore. Their density is not needed."""
+        return self(observations, 0.1 * torch.randn(len(observations), len(self.scale), generator=rng)), None
+
+
 class TwinQ(nn.Module):
     """Two independent Q-functions, evaluated together in batched matrix products. (B, obs_dim + action_dim) -> (2, B)."""
 
     def __init__(self, input_dim, hidden=256):
         super().__init__()
+        self.standardize = Standardize(input_dim)
         self.w1, self.b1 = linear_init(input_dim, 2, input_dim, hidden), linear_init(input_dim, 2, 1, hidden)
         self.w2, self.b2 = linear_init(hidden, 2, hidden, hidden), linear_init(hidden, 2, 1, hidden)
         self.w3, self.b3 = linear_init(hidden, 2, hidden, 1), linear_init(hidden, 2, 1, 1)
 
     def forward(self, observation_actions):
-        x = observation_actions.expand(2, -1, -1)
+        x = self.standardize(observation_actions).expand(2, -1, -1)
         x = torch.baddbmm(self.b1, x, self.w1).relu()
         x = torch.baddbmm(self.b2, x, self.w2).relu()
         return torch.baddbmm(self.b3, x, self.w3).squeeze(-1)
@@ -248,7 +323,8 @@ class Reward(nn.Module):
 
     def __init__(self, input_dim, hidden=256):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(input_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+        self.standardize = Standardize(input_dim)
+        self.net = nn.Sequential(self.standardize, nn.Linear(input_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
     def forward(self, observation_actions):
         return torch.tanh(self.net(observation_actions).squeeze(-1))
@@ -264,11 +340,11 @@ def moment_gap(f_expert, f_learner, expert_weight, learner_weight):
 
 
 def gradient_penalty(f, expert_batch, learner_batch, target_norm, rng):
-    """(|grad f| - target_norm)^2 on average over random mixtures of expert and learner pairs (Gulrajani et al. 2017)."""
+    """(|grad f| - target_norm)^2 on average over random mixtures of expert and learner pairs (Gulrajani et al. 2017), in standardised coordinates."""
     u = torch.rand(len(expert_batch), 1, generator=rng)
     mixture = (u * expert_batch + (1 - u) * learner_batch).requires_grad_()
     (gradient,) = torch.autograd.grad(f(mixture).sum(), mixture, create_graph=True)
-    return (gradient.norm(dim=1) - target_norm).square().mean()
+    return ((gradient * f.standardize.spread).norm(dim=1) - target_norm).square().mean()
 
 
 class Rollouts:
@@ -308,7 +384,7 @@ def update_reward(f, optimizer, expert_pairs, learner_pairs, weights, learning_r
     return {name: value.detach() for name, value in (logs | {"f_learner": f_learner.mean(), "f_learner_std": f_learner.std()}).items()}
 
 
-# ============================================================================================================================ policy player: SAC
+# ================================================================================================================================= policy player
 
 
 class ReplayBuffer:
@@ -318,7 +394,7 @@ class ReplayBuffer:
         self.rows = torch.zeros(capacity, 2 * obs_dim + action_dim + 2)
         self.numpy_rows = self.rows.numpy()  # the same memory: writing a row through numpy takes a third of the time
         self.obs_dim, self.sa_dim = obs_dim, obs_dim + action_dim
-        self.n_added = 0
+        self.n_added, self.n_labelled = 0, 0
 
     def __len__(self):
         return min(self.n_added, len(self.rows))
@@ -336,11 +412,11 @@ class ReplayBuffer:
         return self.rows[torch.randint(len(self), (n_batches * batch_size,), generator=rng)].split(batch_size)
 
     def state_dict(self):
-        return {"rows": self.rows[: len(self)].clone(), "n_added": self.n_added}
+        return {"rows": self.rows[: len(self)].clone(), "n_added": self.n_added, "n_labelled": self.n_labelled}
 
     def load_state_dict(self, state):
         self.rows[: len(state["rows"])] = state["rows"]
-        self.n_added = state["n_added"]
+        self.n_added, self.n_labelled = state["n_added"], state["n_labelled"]
 
 
 class SAC:
@@ -351,6 +427,7 @@ class SAC:
         self.sa_dim = obs_dim + action_space.shape[0]
         self.actor = Actor(obs_dim, action_space, gsde)
         self.critic, self.target_critic = TwinQ(self.sa_dim), TwinQ(self.sa_dim)
+        self.networks = self.actor, self.critic, self.target_critic
         self.log_temperature = nn.ParameterList([nn.Parameter(torch.tensor(math.log(init_temperature)))])
         self.target_entropy = -float(action_space.shape[0])
         self.actor_parameters = list(self.actor.parameters())
@@ -400,6 +477,92 @@ class SAC:
             getattr(self, name).load_state_dict(value)
 
 
+class TD3BC:
+    """TD3+BC (Fujimoto and Gu 2021) on two sources of transitions, as in the paper's AntMaze experiments.
+
+    A batch comes from the learner's buffer or, with probability 1/2, from the demonstrations. There the policy is pulled to the expert's actions too:
+
+        minimise -2.5 mean Q(s, pi(s)) / mean |Q(s, pi(s))|  (+ mean (pi(s) - a)^2, in units of the action range, on the demonstrations)
+    """
+
+    def __init__(self, obs_dim, action_space, gamma, tau, expert_buffer, rng):
+        self.gamma, self.tau, self.obs_dim, self.rng, self.expert_buffer = gamma, tau, obs_dim, rng, expert_buffer
+        self.sa_dim = obs_dim + action_space.shape[0]
+        self.actor, self.target_actor = DeterministicActor(obs_dim, action_space), DeterministicActor(obs_dim, action_space)
+        self.critic, self.target_critic = TwinQ(self.sa_dim), TwinQ(self.sa_dim)
+        self.networks = self.actor, self.target_actor, self.critic, self.target_critic
+        self.actor_parameters = list(self.actor.parameters())
+        self.actor_optimizer, self.critic_optimizer = OptimisticAdam(self.actor), OptimisticAdam(self.critic)
+        self.target_actor_vector, self.target_vector = flatten(self.target_actor)[0], flatten(self.target_critic)[0]
+        self.target_actor_vector.copy_(self.actor_optimizer.vector)
+        self.target_vector.copy_(self.critic_optimizer.vector)
+        self.n_updates = 0
+
+    def cloning_loss(self, batch, actions):
+        """Mean squared distance of `actions` to the batch's, in units of the action range."""
+        return ((actions - batch[:, self.obs_dim : self.sa_dim]) / self.actor.scale).square().mean()
+
+    def clone(self, n_steps, batch_size, learning_rate):
+        """Behavioural cloning, before the game."""
+        for _ in range(n_steps):
+            (batch,) = self.expert_buffer.sample(1, batch_size, self.rng)
+            self.cloning_loss(batch, self.actor(batch[:, : self.obs_dim])).backward()
+            self.actor_optimizer.step(learning_rate)
+        self.target_actor_vector.copy_(self.actor_optimizer.vector)
+
+    def target(self, next_observations, terminated, rewards):
+        """r + gamma (1 - terminated) min_k Q'_k(s', pi'(s') + noise): (B,), with target networks, and the noise of standard deviation 0.2 kept within 0.5."""
+        noise = (0.2 * torch.randn(len(rewards), self.sa_dim - self.obs_dim, generator=self.rng)).clamp(-0.5, 0.5)
+        next_actions = self.target_actor(next_observations, noise)
+        return rewards + self.gamma * (1 - terminated) * self.target_critic(torch.cat([next_observations, next_actions], 1)).amin(0)
+
+    def update(self, batch, learning_rate):
+        """One gradient step of the critic on `batch` (rows of the learner's buffer) or as many of the demonstrations; every second time of the actor too."""
+        is_expert = torch.rand((), generator=self.rng) < 0.5
+        if is_expert:
+            (batch,) = self.expert_buffer.sample(1, len(batch), self.rng)
+        observations, observation_actions = batch[:, : self.obs_dim], batch[:, : self.sa_dim]
+        with torch.no_grad():
+            target = self.target(batch[:, self.sa_dim : -2], batch[:, -2], batch[:, -1])
+        q = self.critic(observation_actions)
+        critic_loss = (q - target).square().mean()
+        critic_loss.backward()
+        self.critic_optimizer.step(learning_rate)
+        logs = {"critic_loss": critic_loss, "q": q.mean()}
+
+        self.n_updates += 1
+        if self.n_updates % 2 == 0:
+            actions = self.actor(observations)
+            value = self.critic(torch.cat([observations, actions], 1))[0]
+            actor_loss = -2.5 * value.mean() / value.abs().mean().detach()
+            if is_expert:
+                actor_loss = actor_loss + self.cloning_loss(batch, actions)
+            actor_loss.backward(inputs=self.actor_parameters)
+            self.actor_optimizer.step(learning_rate)
+            with torch.no_grad():
+                self.target_vector.lerp_(self.critic_optimizer.vector, self.tau)
+                self.target_actor_vector.lerp_(self.actor_optimizer.vector, self.tau)
+            logs["actor_loss"] = actor_loss
+        return {name: value.detach() for name, value in logs.items()}
+
+    def state_dict(self):
+        names = ("actor", "target_actor", "critic", "target_critic", "actor_optimizer", "critic_optimizer")
+        return {name: getattr(self, name).state_dict() for name in names} | {"n_updates": self.n_updates}
+
+    def load_state_dict(self, state):
+        self.n_updates = state["n_updates"]
+        for name in state.keys() - {"n_updates"}:
+            getattr(self, name).load_state_dict(state[name])
+
+
+def expert_transitions(demos):
+    """A ReplayBuffer of all transitions of the demonstrations, for TD3+BC."""
+    buffer = ReplayBuffer(len(demos.actions), demos.observations.shape[1], demos.actions.shape[1])
+    for row in zip(demos.observations, demos.actions, demos.next_observations, demos.terminated, strict=True):
+        buffer.add(*row)
+    return buffer
+
+
 @torch.no_grad()
 def reward_shift(f, expert_pairs, args):
     """What is added to f to make the policy player's reward: a number that puts the expert's mean reward at `args.reward_level`.
@@ -411,12 +574,12 @@ def reward_shift(f, expert_pairs, args):
 
 
 @torch.no_grad()
-def label(buffer, f, shift, counts):
-    """Give the transitions since `counts["labelled"]` their learned reward, in large batches: far cheaper than f on every batch of every update."""
-    oldest = max(counts["labelled"], buffer.n_added - len(buffer))
+def label(buffer, f, shift):
+    """Give the transitions that have none their learned reward, in large batches: far cheaper than f on every batch of every update."""
+    oldest = max(buffer.n_labelled, buffer.n_added - len(buffer))
     for rows in torch.arange(oldest, buffer.n_added).remainder(len(buffer.rows)).split(8192):
         buffer.rows[rows, -1] = f(buffer.rows[rows, : buffer.sa_dim]) + shift
-    counts["labelled"] = buffer.n_added
+    buffer.n_labelled = buffer.n_added
 
 
 # ============================================================================================================ roll-outs, evaluation and selection
@@ -490,8 +653,8 @@ class ValidationError:
         return float(np.linalg.norm(self.expert_moments - self.moments(episodes)))
 
 
-def evaluate(args, act, seed, validation_error=None, video_folder=None):
-    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error.
+def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=None):
+    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error; in the mazes, the score.
 
     In an environment of its own, seeded by `seed`, so that it draws nothing from training's streams.
     """
@@ -503,14 +666,14 @@ def evaluate(args, act, seed, validation_error=None, video_folder=None):
     if act is None:
         rng = np.random.default_rng(seed)
         act = lambda observation: env.random_action(rng)  # noqa: E731
-    episodes, returns = roll_out(env, act, args.eval_episodes)
+    episodes, returns = roll_out(env, act, n_episodes)
     env.close()
     return {
         "return": float(np.mean(returns)),
         "return_std": float(np.std(returns)),
         "length": float(np.mean([len(episode) for episode in episodes])),
         "validation_error": validation_error(episodes) if validation_error else math.nan,
-    }
+    } | ({"success_percent": 100 * float(np.mean(np.array(returns) > 0))} if args.env_id in MAZE_ENVS else {})
 
 
 def evaluate_and_select(args, folder, actor, step, validation_error, counts):
@@ -519,7 +682,7 @@ def evaluate_and_select(args, folder, actor, step, validation_error, counts):
     The true reward has no part in the selection. Returns what `evaluate` did, and the console's line.
     """
     video_folder = folder / "videos" if args.capture_video else None
-    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), validation_error, video_folder)
+    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), args.eval_episodes, validation_error, video_folder)
     policy = {"actor": actor.state_dict(), "step": step, "evaluation": evaluation}
     save_atomically(folder / "final_policy.pt", policy)
     selected = evaluation["validation_error"] <= counts["best_error"]
@@ -634,12 +797,15 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give at least 0")
         if field.name == "init_temperature" and value <= 0:
             raise SystemExit(f"{flag} is {value}: give a number above 0")
-        if field.type in (int, "int") and value < (0 if field.name in ("seed", "learning_starts") else 1):
-            raise SystemExit(f"{flag} is {value}: give at least {0 if field.name in ('seed', 'learning_starts') else 1}")
+        if field.name == "gsde" and value and args.learner == "td3_bc":
+            raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
+        least = 0 if field.name in ("seed", "learning_starts", "cloning_steps") else 1
+        if field.type in (int, int | None) and value is not None and value < least:
+            raise SystemExit(f"{flag} is {value}: give at least {least}")
     if args.capture_video and importlib.util.find_spec("moviepy") is None:
         raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
     try:
-        env = make_env(args.env_id, p_tremble=args.p_tremble)
+        env = make_env(args.env_id, p_tremble=args.p_tremble, horizon=getattr(args, "horizon", None))  # BC has none
         if not hasattr(env.action_space, "high"):
             raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
         load_split(args.demos, env, args.n_demos, args.n_validation_demos)
@@ -657,22 +823,27 @@ def train(args, folder):
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
     policy_rng, reward_rng = (torch.Generator().manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
     warmup_rng = np.random.default_rng(streams[4])
-    env, rollout_env = (make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, stream)) for stream in (6, 7))
+    env, rollout_env = (make_env(args.env_id, p_tremble=args.p_tremble, horizon=args.horizon, seed=(args.seed, stream)) for stream in (6, 7))
 
     demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
     expert_pairs = torch.from_numpy(np.concatenate([demos.observations, demos.actions], axis=1))
     expert_weight = len(expert_pairs) / demos.n_episodes / env.horizon
     validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
-    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon, args.seed)
+    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), make_env(args.env_id).horizon, args.seed)
 
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
     f = Reward(obs_dim + action_dim)
     f_optimizer = OptimisticAdam(f)
-    agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
-    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
+    buffer, expert_buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim), expert_transitions(demos)
+    if args.learner == "sac":
+        agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
+    else:
+        agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, expert_buffer, policy_rng)
+    for network in (f, *agent.networks) if args.standardize else ():
+        network.standardize.fit(expert_pairs[:, :obs_dim])
     n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)
     rollouts = Rollouts(n_iterations * args.n_rollouts * env.horizon, obs_dim + action_dim)
-    counts = {"iteration": 0, "timesteps": 0, "rollout_timesteps": 0, "labelled": 0, "best_error": math.inf, "seconds": 0.0}
+    counts = {"iteration": 0, "timesteps": 0, "rollout_timesteps": 0, "best_error": math.inf, "seconds": 0.0}
 
     parts = {"agent": agent, "buffer": buffer, "f": f, "f_optimizer": f_optimizer, "env": env, "rollout_env": rollout_env}
     parts |= {"rollouts": rollouts, "rngs": Generators(policy_rng, reward_rng, warmup_rng)}
@@ -684,7 +855,9 @@ def train(args, folder):
             part.load_state_dict(saved[name])
         observation, counts, references = env.observation, saved["counts"], saved["references"]
     else:
-        references["random policy"] = evaluate(args, None, (args.seed, 9, 1))["return"]
+        references["random policy"] = evaluate(args, None, (args.seed, 9, 1), args.eval_episodes)["return"]
+        if args.learner == "td3_bc":
+            agent.clone(args.cloning_steps, args.batch_size, args.learning_rate)
         observation, _ = env.reset()
     log = Log(folder, n_kept=counts["iteration"])
     progress = tqdm(total=args.total_timesteps, initial=counts["timesteps"], unit="step", disable=None)
@@ -703,11 +876,13 @@ def train(args, folder):
         weights = (expert_weight, learner_weight) if args.payoff == "sum" else (1.0, 1.0)
         reward_logs = update_reward(f, f_optimizer, expert_pairs, learner_pairs, weights, args.disc_learning_rate * remaining, args, reward_rng)
         if args.rewards == "recomputed":
-            counts["labelled"] = 0  # every transition in the buffer is worth what the new f says
+            buffer.n_labelled = 0  # every transition in the buffer is worth what the new f says
         shift = reward_shift(f, expert_pairs, args)
-        label(buffer, f, shift, counts)
+        label(buffer, f, shift)
+        expert_buffer.n_labelled = 0
+        label(expert_buffer, f, shift)
 
-        # ---- Policy player: SAC on the learned reward, in episodes from the environment's own start states.
+        # ---- Policy player: the learner on the learned reward, in episodes from the environment's own start states.
         act = sampler(agent.actor, policy_rng, args.train_freq)
         n_episodes, policy_logs = 0, {}
         for _ in range(min(args.iteration_timesteps, args.total_timesteps - counts["timesteps"])):
@@ -722,15 +897,15 @@ def train(args, folder):
             counts["timesteps"] += 1
             progress.update()
             if counts["timesteps"] % args.train_freq == 0 and not warming_up:
-                label(buffer, f, shift, counts)
+                label(buffer, f, shift)
                 learning_rate = args.learning_rate * (1 - counts["timesteps"] / args.total_timesteps)
                 for batch in buffer.sample(args.gradient_steps, args.batch_size, policy_rng):
                     policy_logs = agent.update(batch, learning_rate)
                 act = sampler(agent.actor, policy_rng, args.train_freq)  # with gSDE, new noise of the new policy
-        label(buffer, f, shift, counts)  # transitions since the last burst belong to this f
+        label(buffer, f, shift)  # transitions since the last burst belong to this f
 
         # ---- Evaluation, and selection of the policy that is returned.
-        evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error"), "")
+        evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error", *(["success_percent"] if args.env_id in MAZE_ENVS else [])), "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
             evaluation, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
             say("  ".join([line, f"gap {reward_logs['gap']:.3f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
@@ -752,6 +927,14 @@ def train(args, folder):
     write_atomically(folder / "scores.json", json.dumps(scores | {"references": references}, indent=2))  # its presence says that the run is finished
 
 
+def load_actor(args, env, state):
+    """The policy that a run with `args` saved as `state`."""
+    obs_dim = env.observation_space.shape[0]
+    actor = Actor(obs_dim, env.action_space, args.gsde) if args.learner == "sac" else DeterministicActor(obs_dim, env.action_space)
+    actor.load_state_dict(state)
+    return actor
+
+
 def report(args, folder):
     """Score the selected and the final policy, on episodes that neither training nor selection has seen. Training ends with this too."""
     env, scores = make_env(args.env_id), {}
@@ -759,12 +942,13 @@ def report(args, folder):
         if not (folder / name).exists():
             raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
         saved = torch.load(folder / name, weights_only=True)
-        actor = Actor(env.observation_space.shape[0], env.action_space, args.gsde)
-        actor.load_state_dict(saved["actor"])
-        score = evaluate(args, deterministic(actor), (args.seed, 11))
-        print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}"
-              f" over {args.eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
-        scores[what] = {"step": saved["step"], "episodes": args.eval_episodes} | {key: score[key] for key in ("return", "return_std", "length")}
+        actor = load_actor(args, env, saved["actor"])
+        score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
+        del score["validation_error"]
+        percent = f" ({score['success_percent']:.0f} % successes)" if "success_percent" in score else ""
+        print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}{percent}"
+              f" over {args.final_eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
+        scores[what] = {"step": saved["step"], "episodes": args.final_eval_episodes} | score
     return scores
 
 

@@ -76,6 +76,11 @@ def hopper_demos(demo_files):
     return load(demo_files[HOPPER], make_env(HOPPER))
 
 
+def learned(state):
+    """The names of a network's state that training moves: not an action's range, nor what the demonstrations fix once and for all."""
+    return [name for name in state if name not in ("scale", "bias") and not name.endswith((".center", ".spread"))]
+
+
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
@@ -105,6 +110,7 @@ def tiny(demo_files):
 
     def tiny(env_id="Counter-v0", module=filter_br, **changes):
         small = {"n_demos": 3, "n_validation_demos": 2, "total_timesteps": 600, "iteration_timesteps": 200, "eval_every": 1, "eval_episodes": 2}
+        small |= {"final_eval_episodes": 3, "cloning_steps": 20}
         small |= {"buffer_size": 500, "batch_size": 32, "train_freq": 32, "gradient_steps": 4, "learning_starts": 64, "disc_batch_size": 64}
         small |= {"total_gradient_steps": 60, "iteration_gradient_steps": 20, "demos": str(demo_files.get(env_id, ""))}
         names = {field.name for field in dataclasses.fields(module.Args)}

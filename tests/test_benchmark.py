@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from utils.benchmark import EVALUATION, PARTS, REST, ROLLOUTS, Args, ReplayingReset, Timers, Turns, report, sb3_run
+from utils.benchmark import EVALUATION, PARTS, REST, ROLLOUTS, Args, ReplayingReset, Timers, Turns, report, sb3_run, script_run
 from utils.demos import record
 from utils.envs import make_env
 
@@ -105,6 +105,18 @@ def test_tables():
     shares = text.splitlines()[-1].split(" | ")
     assert len(shares) == 3 + len(PARTS) and shares[2:4] == ["filter_br", "77.8"] and shares[-1] == "22.2 |"
     assert len(text.splitlines()) == 11
+
+
+@pytest.mark.parametrize("script", ["filter_br", "nrmm_dual"])
+def test_a_script_takes_turns(script, tmp_path, monkeypatch):
+    """From the start, and with a full buffer behind it; in a maze, whose learner is TD3+BC. Every part of the loop is there."""
+    pytest.importorskip("mujoco")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    args, changes = Args(interactions=64, pairs=1), {"cloning_steps": 1, "n_rollouts": 1, "horizon": 310, "disc_batch_size": 64}
+    for later in (0, 640):
+        run = script_run(args, script, "PointMaze_Large-v0", later=later, **changes)
+        first, second = run.chunk(64), run.chunk(64)
+        assert {part for part in second if second[part] > 0} >= set(PARTS) - {"resets"} and "resets" in first.keys() | second.keys()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("stable_baselines3") is None, reason="stable-baselines3 is not installed")

@@ -33,6 +33,7 @@ from conftest import (
     command,
     flags,
     interrupt_file,
+    learned,
     metrics,
     run,
     same,
@@ -51,11 +52,15 @@ OWN = {
     "train": (FILES, "it is the algorithm"),
     "report": (("bc", "nrmm_dual"), "BC's policy knows no exploration noise, and NRMM's mixture is scored too"),
     "Actor": (("bc",), "BC has no use for a distribution"),
+    "DEFAULTS": (("bc",), "BC has few of these flags"),
     "X_AXIS": (("bc",), "BC has no interactions to count"),
     "start_episode": (("nrmm_dual",), "every episode starts from an expert state"),
 }
 # Lines of a definition, by a part of them, that may differ, and why. All its other lines are the same.
-OWN_LINES = {"check_args": ("load_split(", "need_states(", "if args.anneal_alpha", "who resets to expert states needs them recorded")}
+OWN_LINES = {
+    "check_args": ("load_split(", "need_states(", "if args.anneal_alpha", "who resets to expert states needs them recorded"),
+    "DEFAULTS": ('"alpha"', "not everybody resets to expert states with a probability"),
+}
 # Arguments likewise.
 OWN_FIELDS = {"n_rollouts": (("nrmm_dual",), "of each policy tried, not of the current one")}
 
@@ -163,7 +168,7 @@ def test_every_piece_counts(file, sources):
 CHANGES = {
     "a sign": ("filter_nr", "f_expert.mean() - learner_weight", "f_expert.mean() + learner_weight", "moment_gap of the definitions"),
     "a decorator": ("nrmm_dual", "@torch.no_grad()\ndef label", "def label", "label of the definitions"),
-    "a default": ("mm_gail_ipm", "gamma: float = 0.98", "gamma: float = 0.99", "gamma of the arguments"),
+    "a default": ("mm_gail_ipm", "buffer_size: int = 300_000", "buffer_size: int = 200_000", "buffer_size of the arguments"),
     "a type": ("bc", "seed: int = 1", "seed: float = 1", "seed of the arguments"),
     "help": ("bc", '"""the task"""', '"""the taks"""', "env_id of the arguments"),
     "a line of check_args": ("nrmm_dual", '"init_temperature" and value <= 0', '"init_temperature" and value < 0', "check_args of the definitions"),
@@ -210,7 +215,7 @@ def runs(tiny, tmp_path_factory):
     def train_once(script):
         module, folder = importlib.import_module(f"algos.{script}"), tmp_path_factory.mktemp(script)
         # With this much trembling, and this many episodes, hardly two evaluations have the same score.
-        args, start, printed = tiny(module=module, p_tremble=0.5, eval_episodes=10), {}, io.StringIO()
+        args, start, printed = tiny(module=module, p_tremble=0.5, eval_episodes=10, final_eval_episodes=10), {}, io.StringIO()
         (folder / "args.json").write_text(json.dumps(module.describe_run(args)))
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
             for name in ("Actor", "TwinQ", "Reward"):
@@ -244,7 +249,7 @@ def test_everything_moves(script, runs):
         assert done.end["agent"]["critic_optimizer"]["t"] == 16 * 4  # bursts at 96, 128 ... 576: the first 64 actions are random
         assert done.end["f_optimizer"]["t"] == 3 * done.args.disc_steps
     for before, after in pairs:
-        for name in before.keys() - {"scale", "bias"}:
+        for name in learned(before):
             assert (before[name] != after[name]).any() and torch.isfinite(after[name]).all(), name
 
 
@@ -521,26 +526,26 @@ def test_mixture_draws_a_policy_an_episode(tiny, monkeypatch):
     """Uniformly, in episodes with seeds of their own; the score is over the episodes."""
     actor, actors, drawn, seeds = nrmm_dual.Actor(2, Counter.action_space), [], [], []
     with torch.no_grad():
-        for weight in (actor.hidden[2].weight, actor.mean.weight):
+        for weight in (actor.hidden[3].weight, actor.mean.weight):
             weight.zero_()
         for mean in (-0.9, -0.3, 0.3, 0.9):  # what tells them apart
             actor.mean.bias.fill_(math.atanh(mean))
             actors.append(copy.deepcopy(actor.state_dict()))
 
-    def spy_evaluate(args, act, seed):
+    def spy_evaluate(args, act, seed, n_episodes):
         drawn.append(round((float(act(np.zeros(2, dtype=np.float32))[0]) + 0.9) / 0.6))
         seeds.append(seed)
-        assert args.eval_episodes == 1
+        assert n_episodes == 1
         return {"return": float(drawn[-1]), "return_std": 0.0, "length": 2.0 * drawn[-1], "validation_error": math.nan}
 
     monkeypatch.setattr(nrmm_dual, "evaluate", spy_evaluate)
-    score = nrmm_dual.evaluate_mixture(tiny(module=nrmm_dual, eval_episodes=2000), actors, (1, 12, 600))
+    score = nrmm_dual.evaluate_mixture(tiny(module=nrmm_dual), actors, (1, 12, 600), 2000)
     assert chi_square(np.bincount(drawn, minlength=4), np.full(4, 1 / 4)) < 5 and len(set(seeds)) == len(seeds) == 2000
     assert score == pytest.approx({"return": np.mean(drawn), "return_std": np.std(drawn), "length": 2 * np.mean(drawn)})
     assert np.corrcoef(drawn[:-1], drawn[1:])[0, 1] < 0.1
     first = drawn[:100]
     drawn.clear()
-    nrmm_dual.evaluate_mixture(tiny(module=nrmm_dual, eval_episodes=100), actors, (1, 12, 601))
+    nrmm_dual.evaluate_mixture(tiny(module=nrmm_dual), actors, (1, 12, 601), 100)
     assert drawn != first
 
 
@@ -559,7 +564,7 @@ def numpy_policy(actor, observations):
     """2 tanh(u), with u from two hidden layers: the deterministic head, in double precision."""
     weights = {name: value.double().numpy() for name, value in actor.items()}
     h = observations.astype(np.float64)
-    for layer in ("hidden.0", "hidden.2"):
+    for layer in ("hidden.1", "hidden.3"):
         h = np.maximum(h @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"], 0)
     return 2 * np.tanh(h @ weights["mean.weight"].T + weights["mean.bias"])
 

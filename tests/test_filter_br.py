@@ -31,6 +31,7 @@ from conftest import (
     generator,
     interrupt,
     interrupt_file,
+    learned,
     metrics,
     run,
     same,
@@ -189,7 +190,7 @@ def actor(request):
     torch.manual_seed(0)
     actor = Actor(4, box([-2, -1], [2, 3]), gsde=request.param)
     with torch.no_grad():  # so that means differ from 0, and features are large enough for the noise to matter
-        for p in (actor.mean.weight, actor.hidden[0].weight, actor.hidden[2].weight):
+        for p in (actor.mean.weight, actor.hidden[1].weight, actor.hidden[3].weight):
             p.mul_(3)
     return actor
 
@@ -479,21 +480,49 @@ def test_moment_gap_by_hand():
     assert moment_gap(f_expert + 0.1, f_learner + 0.1, 1.0, 1.0).item() == pytest.approx(-0.4)
 
 
+class Function:
+    """A reward player that is `function`, in coordinates of this spread."""
+
+    def __init__(self, function, spread=(1.0, 1.0, 1.0)):
+        self.function, self.standardize = function, SimpleNamespace(spread=torch.tensor(spread))
+
+    def __call__(self, x):
+        return self.function(x)
+
+
 def test_gradient_penalty_of_a_linear_function():
     """Its gradient is w in each of the 8 rows, so the penalty is (|w| - target)^2 exactly, and so is its own gradient."""
     w = torch.tensor([2.0, -1.0, 2.0], requires_grad=True)  # |w| = 3
     expert, learner = torch.randn(8, 3), torch.randn(8, 3)
-    penalty = gradient_penalty(lambda x: x @ w, expert, learner, 0.4, generator())
+    penalty = gradient_penalty(Function(lambda x: x @ w), expert, learner, 0.4, generator())
     assert penalty.item() == pytest.approx((3 - 0.4) ** 2, rel=1e-6)
     penalty.backward()
     assert_close(w.grad, 2 * (3 - 0.4) * w.detach() / 3)
     assert expert.grad is None and learner.grad is None and not expert.requires_grad and not learner.requires_grad
 
 
+def test_gradient_penalty_in_standardised_coordinates():
+    """f is w x = (w spread) z + constant in z = (x - center) / spread, whatever the center: the norm is that of w spread. f being a network, alike."""
+    w, spread = torch.tensor([2.0, -1.0, 2.0], requires_grad=True), (3.0, 1.0, 0.5)
+    expert, learner = torch.randn(8, 3), torch.randn(8, 3)
+    penalty = gradient_penalty(Function(lambda x: x @ w, spread), expert, learner, 0.4, generator())
+    norm = math.sqrt(36 + 1 + 1)
+    assert penalty.item() == pytest.approx((norm - 0.4) ** 2, rel=1e-6)
+    penalty.backward()
+    assert_close(w.grad, 2 * (norm - 0.4) / norm * w.detach() * torch.tensor(spread).square())
+
+    f, observations = Reward(3), 5 + torch.tensor([3.0, 0.5]) * torch.randn(400, 2)
+    plain = copy.deepcopy(f)  # which is given standardised pairs
+    f.standardize.fit(observations)
+    expert, learner = (torch.cat([observations[rows], torch.randn(8, 1)], 1) for rows in (slice(8), slice(8, 16)))
+    expected = gradient_penalty(plain, f.standardize(expert), f.standardize(learner), 0.4, generator())
+    assert_close(gradient_penalty(f, expert, learner, 0.4, generator()), expected, rtol=1e-4)
+
+
 def test_gradient_penalty_of_every_row():
     """f = |x|^2 / 2 has the gradient x: all rows count, each with a mixture of its own."""
     expert, learner, seen = torch.randn(8, 3), torch.randn(8, 3), []
-    penalty = gradient_penalty(lambda x: seen.append(x) or x.square().sum(1) / 2, expert, learner, 0.4, generator())
+    penalty = gradient_penalty(Function(lambda x: seen.append(x) or x.square().sum(1) / 2), expert, learner, 0.4, generator())
     mixture = seen[0].detach()
     u = ((mixture - learner) / (expert - learner)).numpy()  # the same in all entries of a row
     np.testing.assert_allclose(u, u[:, :1].repeat(3, 1), rtol=1e-3, atol=1e-4)
@@ -559,18 +588,18 @@ def test_reward_shift_by_hand():
 @torch.no_grad()
 def test_label_recomputed_and_recorded():
     """f of the row's own (s, a), shifted: once, when it was collected ("recorded"), or with each new f ("recomputed": nothing counts as labelled)."""
-    buffer, counts = ReplayBuffer(8, 2, 1), {"labelled": 0}
+    buffer = ReplayBuffer(8, 2, 1)
     fill(buffer, 3)
-    label(buffer, lambda x: x.sum(1), 0.0, counts)
-    assert counts["labelled"] == 3
+    label(buffer, lambda x: x.sum(1), 0.0)
+    assert buffer.n_labelled == 3
     fill(buffer, 2, first=3)
-    label(buffer, lambda x: -x.sum(1), 10.0, counts)
+    label(buffer, lambda x: -x.sum(1), 10.0)
     sums = 3 * torch.arange(5.0) + 0.3
     assert_close(buffer.rows[:5, -1], sums * torch.tensor([1.0, 1, 1, -1, -1]) + torch.tensor([0.0, 0, 0, 10, 10]))
-    label(buffer, lambda x: x.sum(1) * math.nan, 0.0, counts)  # nothing is left to do
+    label(buffer, lambda x: x.sum(1) * math.nan, 0.0)  # nothing is left to do
     assert_close(buffer.rows[:5, -1], sums * torch.tensor([1.0, 1, 1, -1, -1]) + torch.tensor([0.0, 0, 0, 10, 10]))
-    counts["labelled"] = 0
-    label(buffer, lambda x: 2 * x.sum(1), -1.0, counts)
+    buffer.n_labelled = 0
+    label(buffer, lambda x: 2 * x.sum(1), -1.0)
     assert_close(buffer.rows[:, -1], torch.cat([2 * sums - 1, torch.zeros(3)]))
     assert_close(buffer.rows[:5, :-1], torch.tensor([[i, i + 0.1, i + 0.2, i + 0.3, i + 0.4, i % 2 == 0] for i in range(5)]))
 
@@ -578,22 +607,22 @@ def test_label_recomputed_and_recorded():
 @pytest.mark.parametrize("n_new", [3, 5, 8, 9, 30])
 @torch.no_grad()
 def test_label_around_the_end_of_the_ring(n_new):
-    buffer, counts = ReplayBuffer(8, 2, 1), {"labelled": 0}
+    buffer = ReplayBuffer(8, 2, 1)
     fill(buffer, 6)
-    label(buffer, lambda x: x[:, 0] * 0 - 1, 0.0, counts)
+    label(buffer, lambda x: x[:, 0] * 0 - 1, 0.0)
     fill(buffer, n_new, first=6)
-    label(buffer, lambda x: x[:, 0], 0.0, counts)
+    label(buffer, lambda x: x[:, 0], 0.0)
     index = buffer.rows[:, 0]  # the transition's number; the first 6 keep the value that they had
     used = index[: len(buffer)]
     assert_close(buffer.rows[: len(buffer), -1], torch.where(used < 6, -torch.ones_like(used), used))
-    assert counts["labelled"] == 6 + n_new
+    assert buffer.n_labelled == 6 + n_new
 
 
 @torch.no_grad()
 def test_label_more_rows_than_one_batch():
     buffer, f = ReplayBuffer(20_000, 2, 1), Reward(3)
     buffer.rows[:, :3], buffer.n_added = torch.randn(20_000, 3, generator=generator()), 20_000
-    label(buffer, f, 0.25, {"labelled": 0})
+    label(buffer, f, 0.25)
     assert_close(buffer.rows[:, -1], f(buffer.rows[:, :3]) + 0.25, rtol=1e-4, atol=1e-6)
 
 
@@ -703,9 +732,9 @@ def test_validation_error_does_not_prefer_a_fall():
 
 def test_roll_out_and_evaluate(demo_files):
     """The Counter pays 1 a step: a policy that stands still lasts 5 steps from each start state, one that runs right leaves after 1 to 3."""
-    args = Args(env_id="Counter-v0", p_tremble=0.0, eval_episodes=40)
+    args = Args(env_id="Counter-v0", p_tremble=0.0)
     still, right = (lambda observation, a=a: np.array([a], dtype=np.float32) for a in (0.0, 1.0))
-    result = evaluate(args, still, (1, 4, 0))
+    result = evaluate(args, still, (1, 4, 0), 40)
     assert (result["return"], result["return_std"], result["length"]) == (5.0, 0.0, 5.0) and math.isnan(result["validation_error"])
     episodes, returns = roll_out(make_env("Counter-v0", seed=(1, 4, 0)), right, 40)
     assert all(episode.dtype == np.float32 and episode.shape[1] == 3 for episode in episodes)
@@ -714,13 +743,13 @@ def test_roll_out_and_evaluate(demo_files):
     for episode in episodes:  # whole episodes, from the environment's own start states: the count goes from 0 up, the last observation is not a pair
         np.testing.assert_array_equal(episode[:, 0], np.arange(len(episode)))
         assert abs(episode[0, 1]) < 0.5 and (np.abs(episode[:, 1]) < 1).all() and (episode[:, 2] == 1).all()
-    result = evaluate(args, right, (1, 4, 0), ValidationError(episodes, HORIZON, 0))
+    result = evaluate(args, right, (1, 4, 0), 40, ValidationError(episodes, HORIZON, 0))
     assert result["return"] == np.mean(lengths) and result["return_std"] == pytest.approx(np.std(lengths)) and result["validation_error"] == 0
-    assert evaluate(args, right, (1, 4, 1), ValidationError(episodes, HORIZON, 0))["validation_error"] > 0  # other start states
-    trembling = evaluate(dataclasses.replace(args, p_tremble=1.0), right, (1, 4, 0))
+    assert evaluate(args, right, (1, 4, 1), 40, ValidationError(episodes, HORIZON, 0))["validation_error"] > 0  # other start states
+    trembling = evaluate(dataclasses.replace(args, p_tremble=1.0), right, (1, 4, 0), 40)
     assert trembling["return"] > result["return"]  # random actions do not run right
-    random_policy = evaluate(args, None, (1, 4, 0))
-    assert 3 < random_policy["return"] < 5 and random_policy == pytest.approx(evaluate(args, None, (1, 4, 0)), nan_ok=True)
+    random_policy = evaluate(args, None, (1, 4, 0), 40)
+    assert 3 < random_policy["return"] < 5 and random_policy == pytest.approx(evaluate(args, None, (1, 4, 0), 40), nan_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------------------------------------ whole trainings
@@ -760,9 +789,8 @@ def hopper_run(tiny, tmp_path_factory):
 def test_training_moves_everything(hopper_run):
     pairs = [(hopper_run.start["agent"][name], hopper_run.end["agent"][name]) for name in ("actor", "critic", "target_critic", "log_temperature")]
     for before, after in [*pairs, (hopper_run.start["f"], hopper_run.end["f"])]:
-        learned = [name for name in before if name not in ("scale", "bias")]
-        assert all((before[name] != after[name]).any() for name in learned)
-        assert all(torch.isfinite(after[name]).all() for name in learned)
+        assert all((before[name] != after[name]).any() for name in learned(before))
+        assert all(torch.isfinite(after[name]).all() for name in learned(before))
     assert hopper_run.end["agent"]["critic_optimizer"]["t"] == 16 * 4  # bursts at 96, 128 ... 576: the first 64 actions are random
     assert hopper_run.end["f_optimizer"]["t"] == 3 * hopper_run.args.disc_steps
 
@@ -791,8 +819,8 @@ def test_training_writes_what_it_says(hopper_run, tiny):
         saved = torch.load(folder / name, weights_only=True)
         actor = Actor(15, make_env(HOPPER).action_space)
         actor.load_state_dict(saved["actor"])
-        score = evaluate(args, deterministic(actor), (args.seed, 11))
-        assert scores[what] == {"step": saved["step"], "episodes": 2} | {key: score[key] for key in ("return", "return_std", "length")}
+        score = evaluate(args, deterministic(actor), (args.seed, 11), 3)
+        assert scores[what] == {"step": saved["step"], "episodes": 3} | {key: score[key] for key in ("return", "return_std", "length")}
         assert saved["evaluation"]["return"] != score["return"]  # training's own episodes were others
     assert scores["final"]["step"] == 600
 

@@ -140,7 +140,8 @@ def put_timers(module, timers):
     for owner, part, names in (
         (module, ROLLOUTS, ("roll_out", "value_under")), (module, EVALUATION, ("evaluate", "evaluate_mixture")), (module, "resets", ("start_episode",)),
         (module, "update of f", ("update_reward",)), (module, FILES, ("save_atomically",)), (module.Log, FILES, ("write",)), (module.SAC, "update", ("update",)),
-        (module.ReplayBuffer, "update", ("sample",)), (module.ReplayBuffer, FILES, ("state_dict",)), (getattr(module, "Rollouts", None), FILES, ("state_dict",)),
+        (module.TD3BC, "update", ("update",)), (module.ReplayBuffer, "update", ("sample",)), (module.ReplayBuffer, FILES, ("state_dict",)),
+        (getattr(module, "Rollouts", None), FILES, ("state_dict",)),
     ):  # fmt: skip
         for name in names:
             if hasattr(owner, name):
@@ -159,17 +160,19 @@ def put_timers(module, timers):
         return env
 
     module.make_env, module.sampler = make_timed_env, lambda *args: timers.wrap("act", sampler(*args))
-    module.label = lambda buffer, f, shift, counts: (label_new if counts["labelled"] else label_all)(buffer, f, shift, counts)
+    module.label = lambda buffer, f, shift: (label_new if buffer.n_labelled else label_all)(buffer, f, shift)
 
 
 def fill(module, args, timesteps):
     """Let `module.train` begin with a buffer, and a history of whole-horizon roll-outs, of `timesteps` interactions at the script's defaults."""
-    env, defaults = make_env(args.env_id), module.Args()
+    env, defaults = make_env(args.env_id, horizon=args.horizon), module.Args(env_id=args.env_id)
     demos = load_split("", env, args.n_demos, args.n_validation_demos)[0]
     following, pairs = demos.next_observations, np.concatenate([demos.observations, demos.actions], axis=1)
     episodes = [np.resize(pairs, (env.horizon, pairs.shape[1]))] * (timesteps // defaults.iteration_timesteps * defaults.n_rollouts)
 
     def fill_buffer(buffer):
+        if len(buffer.rows) != args.buffer_size:
+            return  # it is the demonstrations' own
         for i in np.arange(timesteps) % len(pairs):
             buffer.add(demos.observations[i], demos.actions[i], following[i], demos.terminated[i])
 
@@ -224,7 +227,7 @@ def sb3_run(args, env_id, alpha):
     from stable_baselines3 import SAC
     from stable_baselines3.common.callbacks import ConvertCallback
 
-    ours = load_script("filter_br").Args()
+    ours = load_script("filter_br").Args(env_id=env_id, learner="sac")
     same = {name: getattr(ours, name) for name in ("buffer_size", "batch_size", "gamma", "tau", "train_freq", "gradient_steps")}
     network = {"net_arch": [256, 256]} | ({"log_std_init": -3.0} if args.gsde else {})
 
@@ -247,7 +250,7 @@ def measure(args, folder, script, env_id, alpha=None):
         runs = {"start": script_run(args, script, env_id), "later": script_run(args, script, env_id, args.later)}
     else:
         runs = {"SB3": sb3_run(args, env_id, alpha), script: script_run(args, script, env_id, alpha=alpha)}
-    defaults = load_script(script).Args()
+    defaults = load_script(script).Args(env_id=env_id)
     often = dict.fromkeys(POLICY_PLAYER, defaults.iteration_timesteps / args.interactions)
     often[EVALUATION] = defaults.eval_episodes / EVAL_EPISODES / defaults.eval_every
     chunks, peaks = {name: [] for name in runs}, []
