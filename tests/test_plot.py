@@ -46,6 +46,19 @@ def table_of(runs):
     return module.make_table(name_runs(found), notes)
 
 
+def test_mazes_are_in_percent(tmp_path):
+    """A success returns 1, and the expert's returns 1 too: 7 of 25 is 28."""
+    folder = make_run(tmp_path / "runs", "filter_br", 1, [0, 0.28], final=0.28, selected=0.52, random=0.0, expert=1.0)
+    scores = json.loads((folder / "scores.json").read_text())
+    for what in ("final", "selected"):
+        scores[what]["success_percent"] = 100 * scores[what]["return"]
+    (folder / "scores.json").write_text(json.dumps(scores))
+    (run,), _ = load_runs([tmp_path / "runs"])
+    assert run.returns.tolist() == pytest.approx([0, 28]) and run.scores["selected"]["success_percent"] == 52 and run.scores["selected"]["length"] == 1
+    table = table_of(tmp_path / "runs")
+    assert "| 28 (28%) | 52 (52%) |" in table and "- A-v0: expert (p_tremble 0.1) 100, random policy 0, in percent of successes." in table
+
+
 # ------------------------------------------------------------------------------------------------------------------------------------------ numbers
 
 

@@ -42,7 +42,7 @@ class Run:
     timesteps: np.ndarray
     """(n,) interactions used for policy optimisation at the evaluations; none in behavioural cloning"""
     returns: np.ndarray
-    """(n,) true returns there"""
+    """(n,) true returns there; in the mazes, percent of successes"""
     seconds: float
     """wall time"""
 
@@ -76,7 +76,15 @@ def load_run(folder, args):
         rows = list(csv.DictReader(file))
     evaluations = [] if "charts/gradient_steps" in rows[0] else [row for row in rows if row["eval/return"]]
     timesteps, returns = (np.array([float(row[name]) for row in evaluations]) for name in ("charts/timesteps", "eval/return"))
+    if in_percent(scores):  # in the mazes a success returns 1
+        returns *= 100
+        for what, values in scores.items():
+            values |= {name: 100 * values[name] for name in (values if what == "references" else ("return", "return_std"))}
     return Run(folder, args, scores, timesteps, returns, float(rows[-1]["charts/seconds"]))
+
+
+def in_percent(scores):
+    return "success_percent" in scores["selected"]
 
 
 def name_runs(runs):
@@ -174,7 +182,8 @@ def make_table(tasks, notes):
     for task, groups in tasks.items():
         name, expert, random = references(task, groups)
         rows += [row(task, label, group, expert, random) for label, group in groups.items()]
-        lines.append(f"{task}: {name} {expert:.0f}, random policy {random:.0f}.")
+        percent = ", in percent of successes" if any(in_percent(run.scores) for group in groups.values() for run in group) else ""
+        lines.append(f"{task}: {name} {expert:.0f}, random policy {random:.0f}{percent}.")
     if all(each[6] == "-" for each in rows):
         header, *rows = ([*each[:6], *each[7:]] for each in (header, *rows))
     table = [" | ".join(map(str, each)) for each in (header, ["---"] * len(header), *rows)]
@@ -218,7 +227,8 @@ def draw(tasks, n_resamples, path):
                 legend[label] = axes.axhline(mean, color=colors[label], linestyle="--", label=label)
         legend[name] = axes.axhline(expert, color="black", linestyle="--", label=name)
         legend["random policy"] = axes.axhline(random, color="black", linestyle=":", label="random policy")
-        axes.set(title=task, xlabel="interactions used for policy optimisation", ylabel="true return", xlim=(0, None))
+        ylabel = "successes (%)" if in_percent(next(iter(groups.values()))[0].scores) else "true return"
+        axes.set(title=task, xlabel="interactions used for policy optimisation", ylabel=ylabel, xlim=(0, None))
         axes.xaxis.set_major_formatter(lambda timesteps, _: thousands(timesteps))
     for axes in panels.flat[len(tasks) :]:
         axes.remove()
