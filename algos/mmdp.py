@@ -6,13 +6,16 @@ algorithm. On the paper's small MDPs the games are solved exactly; on classic co
 
     python algos/mmdp.py                                                       CartPole, in seconds
     python algos/mmdp.py --env-id MountainCar-v0 --horizon 150 --payoff suffix
+    python algos/mmdp.py --env-id Pendulum-v1                                  continuous actions, in bins
     python algos/mmdp.py --env-id Dante-v0 --horizon 10 --eps 0.02 --p-tremble 0 --negations
     python algos/mmdp.py --resume runs/RUN                                     go on with an interrupted run, to the same numbers
     python algos/mmdp.py --eval runs/RUN                                       score the saved policies
-    python algos/mmdp.py --table                                               the table and the figure of the README
+    python algos/mmdp.py --table discrete                                      the README's table and figure, or those of continuous actions
 
 Signs: f(s, a) is a *reward*, high on the expert. Time: decisions t = 1..T, lists from 0. One interaction is one step of the environment; resets are free.
 An episode that has ended stays in one absorbing state until T: so a fall or a reached goal is seen as often as it lasts.
+Actions: 0..A-1; where they are continuous, numbers in [0, A): the box of one dimension is cut into A equal bins, the whole part of an action is its bin and the
+fraction its place there. A policy gives each bin a probability and is uniform inside: a density, by which a uniform action can be weighted.
 """
 
 import copy
@@ -48,7 +51,7 @@ from utils.envs import SMALL_MDPS, make_env, set_state  # noqa: E402
 @dataclass
 class Args:
     env_id: str = "CartPole-v1"
-    """the task: CartPole-v1, MountainCar-v0, Acrobot-v1, Tree-v0, Cliff-v0 or Dante-v0"""
+    """the task: CartPole-v1, MountainCar-v0, Acrobot-v1; Pendulum-v1, MountainCarContinuous-v0; Tree-v0, Cliff-v0 or Dante-v0"""
     seed: int = 1
     """seed of every random stream of the run"""
     demos: str = ""
@@ -67,8 +70,8 @@ class Args:
     """folder of an interrupted run to go on with; its own arguments are used"""
     eval: str = ""
     """folder of a run whose saved policies are scored; nothing is trained"""
-    table: bool = False
-    """run CartPole and MountainCar on 10 seeds, print their table and draw it, into runs/results/theory; again: goes on where it stood"""
+    table: Literal["", "discrete", "continuous"] = ""
+    """run classic control on 10 seeds, print its table and draw it, into runs/results/theory; again: goes on where it stood"""
 
     # Small MDPs
     n_actions: int = 2
@@ -99,8 +102,10 @@ class Args:
     """dual: strength of R(f)"""
 
     # Policy player
+    n_bins: int = 5
+    """continuous actions: number of bins, the A of the above"""
     deterministic: bool = True
-    """networks act by their most probable action, in roll-outs and in evaluation, rather than by sampling; the game is solved over all mixtures"""
+    """networks act by their most probable action or bin, in roll-outs and in evaluation, rather than by sampling; the game is solved over all mixtures"""
     bc_steps: int = 1000
     """gradient steps of behavioural cloning, where the last policy starts"""
     policy_steps: int = 100
@@ -125,12 +130,12 @@ def cartpole(states, actions):
     return np.stack([x, x_dot + 0.02 * x_acc, theta, theta_dot + 0.02 * theta_acc], axis=1), ended
 
 
-def mountain_car(states, actions):
+def mountain_car(states, pushes, goal):
     position, velocity = states.T
-    velocity = np.clip(velocity + (actions - 1) * 0.001 - np.cos(3 * position) * 0.0025, -0.07, 0.07)
+    velocity = np.clip(velocity + pushes * 0.001 - np.cos(3 * position) * 0.0025, -0.07, 0.07)
     position = np.clip(position + velocity, -1.2, 0.6)
     velocity = np.where((position == -1.2) & (velocity < 0), 0.0, velocity)
-    return np.stack([position, velocity], axis=1), (position >= 0.5) & (velocity >= 0)
+    return np.stack([position, velocity], axis=1), (position >= goal) & (velocity >= 0)
 
 
 def acrobot(states, actions):
@@ -158,16 +163,39 @@ def acrobot_observations(states):
     return np.stack([np.cos(t1), np.sin(t1), np.cos(t2), np.sin(t2), v1, v2], axis=1)
 
 
+def pendulum(states, torques):
+    theta, theta_dot = states.T
+    theta_dot = np.clip(theta_dot + (15 * np.sin(theta) + 3 * torques) * 0.05, -8, 8)
+    return np.stack([theta + theta_dot * 0.05, theta_dot], axis=1), np.zeros(len(states), dtype=bool)
+
+
+def pendulum_reward(states, torques):
+    return -(np.square((states[:, 0] + math.pi) % (2 * math.pi) - math.pi) + 0.1 * np.square(states[:, 1]) + 0.001 * np.square(torques))
+
+
+def pendulum_expert(observations):
+    """Pumps energy up to that of standing upright, and balances there."""
+    cos, sin, theta_dot = observations.T
+    missing = 5 - 5 * cos - theta_dot**2 / 6
+    return np.clip(np.where(cos > 0.9, -8 * np.arctan2(sin, cos) - 2 * theta_dot, 2 * missing * np.where(theta_dot < 0, -1, 1)), -2, 2)
+
+
+def no_reward(states, actions):
+    return np.zeros(len(states))
+
+
 # task: (step, observation of the state, scripted expert: observations -> actions, reward of a step, reward of a step in the absorbing state)
 CLASSIC_TASKS = {
-    "CartPole-v1": (cartpole, lambda s: s, lambda o: (o @ [0.05, 0.15, 1.0, 0.35] > 0).astype(int), 1.0, 0.0),
-    "MountainCar-v0": (mountain_car, lambda s: s, lambda o: np.where(o[:, 1] < 0, 0, 2), 0.0, 1.0),
-    "Acrobot-v1": (acrobot, acrobot_observations, lambda o: np.where(o[:, 5] < o[:, 4], 0, 2), 0.0, 1.0),
+    "CartPole-v1": (cartpole, lambda s: s, lambda o: (o @ [0.05, 0.15, 1.0, 0.35] > 0).astype(int), lambda s, a: np.ones(len(s)), 0.0),
+    "MountainCar-v0": (lambda s, a: mountain_car(s, a - 1, 0.5), lambda s: s, lambda o: np.where(o[:, 1] < 0, 0, 2), no_reward, 1.0),
+    "Acrobot-v1": (acrobot, acrobot_observations, lambda o: np.where(o[:, 5] < o[:, 4], 0, 2), no_reward, 1.0),
+    "Pendulum-v1": (pendulum, lambda s: np.stack([np.cos(s[:, 0]), np.sin(s[:, 0]), s[:, 1]], axis=1), pendulum_expert, pendulum_reward, 0.0),
+    "MountainCarContinuous-v0": (lambda s, a: mountain_car(s, 1.5 * a, 0.45), lambda s: s, lambda o: np.clip(100 * o[:, 1], -1, 1), no_reward, 1.0),
 }
 
 
 class Task:
-    """The task of `args` on batches of states. Its return J: CartPole, steps before the fall; MountainCar, Acrobot: steps at the goal; else the sum of r.
+    """The task of `args` on batches of states. Its return J: CartPole, steps before the fall; MountainCars, Acrobot: steps at the goal; else the sum of r.
 
     step(states (n, d), actions (n,)) -> next states, ended (n,) bool; observe(states) -> float32 (n, obs_dim); reward(states, executed actions) -> (n,).
     """
@@ -177,15 +205,19 @@ class Task:
         self.deterministic = args.deterministic
         self.kwargs = {"Tree-v0": {"n_actions": args.n_actions, "expert_seed": args.seed}}.get(args.env_id, {"eps": args.eps} if self.small else {})
         env = self.make_env()
-        self.n_actions, self.obs_dim, self.mdp = int(env.action_space.n), env.observation_space.shape[0], env.unwrapped
+        self.obs_dim, self.mdp, space = env.observation_space.shape[0], env.unwrapped, env.action_space
+        self.continuous = space.shape == (1,)
+        self.n_actions = args.n_bins if self.continuous else int(space.n)
+        self.low, self.bin = (float(space.low[0]), float(space.high[0] - space.low[0]) / self.n_actions) if self.continuous else (0, 1)
         if self.small:
             self.step, self.absorbed_reward = lambda s, a: (self.mdp.move(s, a), np.zeros(len(s), dtype=bool)), 0.0
             self.reward, self._observe = self.mdp.reward, lambda s: s
             self.experts = [Table(np.eye(self.n_actions)[a]) for a in self.mdp.expert_actions]
             self.given = [self.mdp.given_policy(t) for t in range(1, self.T + 1)]
         else:
-            self.step, self._observe, act, reward, self.absorbed_reward = CLASSIC_TASKS[args.env_id]
-            self.reward, self.experts = lambda s, a: np.full(len(s), reward), [Scripted(act, self.n_actions)] * self.T
+            step, self._observe, expert, reward, self.absorbed_reward = CLASSIC_TASKS[args.env_id]
+            self.step, self.reward = lambda s, a: step(s, self.to_env(a)), lambda s, a: reward(s, self.to_env(a))
+            self.experts = [Scripted(lambda o: self.from_env(expert(o)))] * self.T
             self.given = [None] * self.T
 
     def sequence(self, policy):
@@ -194,6 +226,16 @@ class Task:
 
     def make_env(self, seed=0):
         return make_env(self.env_id, seed=seed, horizon=self.T, **self.kwargs)
+
+    def to_env(self, actions):
+        """Actions as the environment's own step takes them: torques or forces where they are continuous."""
+        return self.low + self.bin * actions
+
+    def from_env(self, actions):
+        return np.clip((actions - self.low) / self.bin, 0, np.nextafter(self.n_actions, 0)) if self.continuous else actions
+
+    def random_actions(self, size, rng):
+        return rng.uniform(0, self.n_actions, size) if self.continuous else rng.integers(self.n_actions, size=size)
 
     def observe(self, states):
         return self._observe(states).astype(np.float32)
@@ -209,7 +251,10 @@ class Task:
 
 @dataclass
 class Expert:
-    """Demonstrations, E episodes of T decisions, held in the absorbing state after their end: `alive` (E, T). states (E, T, d) float64, actions (E, T)."""
+    """Demonstrations, E episodes of T decisions, held in the absorbing state after their end: `alive` (E, T). states (E, T, d) float64, actions (E, T).
+
+    Where actions are continuous these are the expert's own, not rounded to a bin.
+    """
 
     states: np.ndarray
     actions: np.ndarray
@@ -223,13 +268,18 @@ def load_expert(args, task):
         demos = load(args.demos, env, args.n_demos)
         demos.need_states(args.demos, "MMDP")
     else:
-        demos = record(env, lambda observation: task.experts[env.t].probabilities(observation[None]).argmax(), args.n_demos, "the task's scripted expert")
+
+        def policy(observation):
+            return task.to_env(choose(task, task.experts[env.t], observation[None], np.zeros(1))).reshape(env.action_space.shape)
+
+        demos = record(env, policy, args.n_demos, "the task's scripted expert")
     states = np.array([set_state(env, state) is not None and env.unwrapped.state for state in demos.states], dtype=np.float64)
     shape = demos.n_episodes, task.T
-    expert = Expert(np.zeros((*shape, states.shape[1])), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool))
+    expert = Expert(np.zeros((*shape, states.shape[1])), np.zeros(shape, dtype=float if task.continuous else np.int64), np.zeros(shape, dtype=bool))
     for episode, (start, end) in enumerate(zip(demos.episode_starts[:-1], demos.episode_starts[1:])):
         rows = episode, slice(end - start)
-        expert.states[rows], expert.actions[rows], expert.alive[rows] = states[start:end], demos.actions[start:end], True
+        actions = task.from_env(demos.actions[start:end].reshape(end - start))
+        expert.states[rows], expert.actions[rows], expert.alive[rows] = states[start:end], actions, True
     return expert
 
 
@@ -239,7 +289,8 @@ def load_expert(args, task):
 class RewardClass:
     """F_r = {f = <w, phi(s, a)>}: w in the unit ball of random Fourier features, or a mixture of given rewards (with their negations).
 
-    Classic control: the ball; phi of the standardised observation, the one-hot action and a flag that the episode goes on, all zero in the absorbing state.
+    Classic control: the ball; phi of the standardised observation, the one-hot action (a continuous one itself, scaled to [-1, 1]) and a flag that the episode
+    goes on, all zero in the absorbing state.
     Tree: one feature a leaf. Cliff, Dante: the true reward. Moments, the sums of phi over a (rest of a) trajectory, have shape (K,).
     """
 
@@ -250,14 +301,15 @@ class RewardClass:
             return
         observations, rng = task.observe(expert.states[expert.alive]), np.random.default_rng((args.seed, 2))
         self.center, self.spread, self.K = observations.mean(0), observations.std(0) + 1e-6, args.n_features
-        dim = task.obs_dim + task.n_actions + 1
+        dim = task.obs_dim + (1 if task.continuous else task.n_actions) + 1
         self.frequencies, self.phases = rng.normal(size=(dim, self.K)) / math.sqrt(dim), rng.uniform(0, 2 * math.pi, self.K)
         self.absorbed = math.sqrt(2 / self.K) * np.cos(self.phases)
 
     def phi(self, states, actions):
         """(n, K)."""
         if not self.task.small:
-            z = [(self.task.observe(states) - self.center) / self.spread, np.eye(self.task.n_actions)[actions], np.ones((len(states), 1))]
+            a = 2 * actions[:, None] / self.task.n_actions - 1 if self.task.continuous else np.eye(self.task.n_actions)[actions]
+            z = [(self.task.observe(states) - self.center) / self.spread, a, np.ones((len(states), 1))]
             return math.sqrt(2 / self.K) * np.cos(np.hstack(z) @ self.frequencies + self.phases)
         if self.K == 1:
             return self.task.reward(states, actions)[:, None]
@@ -318,11 +370,21 @@ class Table:
 class Scripted:
     """A deterministic policy, act: observations (n, obs_dim) -> actions (n,)."""
 
-    def __init__(self, act, n_actions):
-        self.act, self.n_actions = act, n_actions
+    def __init__(self, act):
+        self.act = act
 
-    def probabilities(self, observations):
-        return np.eye(self.n_actions)[self.act(observations)]
+
+def choose(task, policy, observations, draws):
+    """Actions (n,) from uniform `draws` (n,), by the inverse of the policy's distribution function: inside a bin too, where actions are continuous."""
+    if isinstance(policy, Scripted):
+        return policy.act(observations)
+    probabilities = policy.probabilities(observations)
+    cumulative = probabilities.cumsum(1)
+    actions = np.minimum((cumulative <= draws[:, None]).sum(1), task.n_actions - 1)
+    if not task.continuous:
+        return actions
+    mass, above = (x[np.arange(len(actions)), actions] for x in (probabilities, cumulative))
+    return actions + np.clip(1 - (above - draws) / mass, 0, 1 - 1e-9)
 
 
 def clone(policy, observations, actions, args, rng):
@@ -413,9 +475,9 @@ def solve_table(observations, targets, moments, T, w, negations, rng):
 # ===================================================================================================================== roll-outs and evaluation
 
 
-def draw_noise(n, length, args, n_actions, rng):
+def draw_noise(n, length, args, task, rng):
     """All that is random in n roll-outs of `length` steps, three arrays (n, length): the draws that sample actions, which steps tremble, and to what."""
-    return rng.random((n, length)), rng.random((n, length)) < args.p_tremble, rng.integers(n_actions, size=(n, length))
+    return rng.random((n, length)), rng.random((n, length)) < args.p_tremble, task.random_actions((n, length), rng)
 
 
 def roll_out(task, policies, states, t, noise, rewards=None, first_actions=None):
@@ -432,8 +494,7 @@ def roll_out(task, policies, states, t, noise, rewards=None, first_actions=None)
         if tau == t and first_actions is not None:
             actions = first_actions
         else:
-            cumulative = policies[tau - 1].probabilities(task.observe(states)).cumsum(1)
-            actions = np.minimum((cumulative <= draws[alive, tau - t, None]).sum(1), task.n_actions - 1)
+            actions = choose(task, policies[tau - 1], task.observe(states), draws[alive, tau - t])
         if rewards:
             moments[alive] += rewards.phi(states, actions)
         executed = np.where(trembles[alive, tau - t], random_actions[alive, tau - t], actions)
@@ -460,7 +521,7 @@ def evaluate(args, task, sequences, seed):
     The start states and the noise depend on `seed` alone, so that policies scored with the same seed meet the same luck.
     """
     rng, n = np.random.default_rng(seed), args.eval_episodes
-    states, noise = task.start_states(n, (*seed, 1)), draw_noise(n, task.T, args, task.n_actions, rng)
+    states, noise = task.start_states(n, (*seed, 1)), draw_noise(n, task.T, args, task, rng)
     shares = zip(sequences, np.array_split(rng.permutation(n), len(sequences)))
     returns = np.concatenate([roll_out(task, policies, states[share], 1, [x[share] for x in noise])[1] for policies, share in shares])
     return {"return": float(returns.mean()), "return_std": float(returns.std())}
@@ -544,13 +605,13 @@ def check_args(args):
     """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
     if args.env_id not in (*CLASSIC_TASKS, *SMALL_MDPS):
         known = ", ".join((*CLASSIC_TASKS, *SMALL_MDPS))
-        raise SystemExit(f"--env-id {args.env_id}: MMDP compares the few discrete actions of each expert state in a batched simulation: choose one of {known}")
+        raise SystemExit(f"--env-id {args.env_id}: MMDP compares a few actions, or bins of one dimension, in a batched simulation: choose one of {known}")
     if not 0 <= args.p_tremble <= 1:
         raise SystemExit(f"--p-tremble is {args.p_tremble}: give a number from 0 to 1")
     if min(args.learning_rate, args.regularization) <= 0:
         raise SystemExit("--learning-rate and --regularization must be above 0")
     for field in fields(args):
-        least = 0 if field.name in ("seed", "bc_steps", "policy_steps") else 1
+        least = {"seed": 0, "bc_steps": 0, "policy_steps": 0, "n_bins": 2}.get(field.name, 1)
         if field.type in (int, "int") and getattr(args, field.name) < least:
             raise SystemExit(f"--{field.name.replace('_', '-')} is {getattr(args, field.name)}: give at least {least}")
     if args.env_id == "Tree-v0" and args.n_actions**args.horizon > 2**14:
@@ -558,7 +619,8 @@ def check_args(args):
     try:
         task = Task(args)
         if args.first_actions == "all" and args.rollouts_per_timestep < task.n_actions:
-            raise SystemExit(f"--rollouts-per-timestep is {args.rollouts_per_timestep}: give at least {task.n_actions}, one for each action")
+            one = "one for each bin" if task.continuous else "one for each action"
+            raise SystemExit(f"--rollouts-per-timestep is {args.rollouts_per_timestep}: give at least {task.n_actions}, {one}")
         load_expert(args, task)
     except ValueError as error:  # of the environment or of the demonstrations
         raise SystemExit(str(error)) from None
@@ -569,7 +631,7 @@ def check_args(args):
 
 def behavioural_cloning(args, task, expert, rng):
     """The baseline, one policy for all timesteps: a network, where MMDP's last policy starts, or the table of the expert's actions."""
-    observations, actions = task.observe(expert.states[expert.alive]), expert.actions[expert.alive]
+    observations, actions = task.observe(expert.states[expert.alive]), expert.actions[expert.alive].astype(np.int64)
     if task.small:
         policy = Table(np.full(task.n_actions, 1 / task.n_actions), observations, np.eye(task.n_actions)[actions])
     else:
@@ -614,7 +676,7 @@ def train(args, folder):
         # ---- Dual: f_i answers the uniform mixture of pi_1:i, by a no-regret algorithm. Whole trajectories of pi_i from the start states.
         if args.variant == "dual":
             if t == T:
-                states, noise = task.start_states(args.n_rollouts, (args.seed, 8, i)), draw_noise(args.n_rollouts, T, args, A, rngs["noise"])
+                states, noise = task.start_states(args.n_rollouts, (args.seed, 8, i)), draw_noise(args.n_rollouts, T, args, task, rngs["noise"])
                 moments, _, n_steps = roll_out(task, sequences[-1] if sequences else first, states, 1, noise, rewards)
                 gaps += (suffixes[:, 0].mean(0) - moments.mean(0)) / T
                 counts["rollout_timesteps"] += n_steps
@@ -627,12 +689,14 @@ def train(args, folder):
         elif task.given[t - 1] is None:
             repeat = A if args.first_actions == "all" else 1
             episodes = rngs["reset"].choice(episodes, M // repeat)
-            n, states, expert_actions = len(episodes), expert.states[episodes, t - 1], expert.actions[episodes, t - 1]
-            first_actions = np.tile(np.arange(A), n) if repeat > 1 else rngs["reset"].integers(A, size=n)
-            noise = [x.repeat(repeat, axis=0) for x in draw_noise(n, T - t + 1, args, A, rngs["noise"])]
+            n, states, expert_actions = len(episodes), expert.states[episodes, t - 1], expert.actions[episodes, t - 1].astype(int)
+            noise = [x.repeat(repeat, axis=0) for x in draw_noise(n, T - t + 1, args, task, rngs["noise"])]
+            first_actions = np.tile(np.arange(A), n) if repeat > 1 else task.random_actions(n, rngs["reset"])
+            if repeat > 1 and task.continuous:
+                first_actions = first_actions + noise[0][:, 0]  # somewhere in each bin: the draw that the first action leaves unused
             results, _, n_steps = roll_out(task, policies, states.repeat(repeat, axis=0), t, noise, rewards, first_actions)
             observations = task.observe(states)
-            moments = per_action(results, observations, first_actions, A, task.small)
+            moments = per_action(results, observations, first_actions.astype(int), A, task.small)
             counts["timesteps"] += n_steps
 
             # ---- The game of Eq. 1, whose first term is the expert's action and then the learner's policies, or the expert's own suffix.
@@ -684,33 +748,66 @@ def report(args, folder):
 
 # ================================================================================================================================ the README's table
 
-N_SEEDS, BOTH = 10, ("paper", "suffix")
-SETTINGS = (("CartPole-v1", 50, 0.2, BOTH), ("MountainCar-v0", 150, 0.1, BOTH), ("MountainCar-v0", 150, 0.2, BOTH))  # task, T, p_tremble, payoffs
+N_SEEDS = {"discrete": 10, "continuous": 5}
+VARIANTS = {"paper": {}, "suffix": {"payoff": "suffix"}, "uniform": {"first_actions": "uniform"}}
+SETTINGS = {  # task, T, p_tremble, how many of VARIANTS
+    "discrete": (("CartPole-v1", 50, 0.2, 2), ("MountainCar-v0", 150, 0.1, 2), ("MountainCar-v0", 150, 0.2, 2)),
+    "continuous": (("Pendulum-v1", 50, 0.1, 3), ("MountainCarContinuous-v0", 100, 0.1, 2), ("MountainCarContinuous-v0", 100, 0.2, 2)),
+}
+
+
+def estimation_noise(args, repeats=100):
+    """Lines: the spread of M roll-outs' estimate of E[sum f]/T at t = T/2, with pi^t uniform in the bin of the expert's action and then the expert.
+
+    And how many of them count: (sum w)^2 / sum w^2, for weights w.
+    """
+    rng, t, M = np.random.default_rng((args.seed, 11)), args.horizon // 2, args.rollouts_per_timestep
+    lines = [f"  The estimate at t = {t} of {M} roll-outs from first actions drawn in three ways: its spread (how many count)"]
+    for A in (5, 10, 50):
+        task = Task(replace(args, n_bins=A))
+        expert, spreads = load_expert(args, task), []
+        rewards = RewardClass(args, task, expert)
+        for how, repeat in (("from pi^t", 1), ("uniform, weighted", 1), ("each bin once", A)):
+            episodes = rng.choice(np.flatnonzero(expert.alive[:, t - 1]), repeats * (M // repeat)).repeat(repeat)
+            noise = [x.repeat(repeat, axis=0) for x in draw_noise(len(episodes) // repeat, task.T - t + 1, args, task, rng)]
+            own, u = np.floor(expert.actions[episodes, t - 1]), noise[0][:, 0]
+            actions = {"from pi^t": own + u, "uniform, weighted": A * u, "each bin once": np.arange(len(u)) % A + u}[how]
+            w = np.where(how == "from pi^t", 1, A * (np.floor(actions) == own))
+            moments = w[:, None] * roll_out(task, task.experts, expert.states[episodes, t - 1], t, noise, rewards, actions)[0] / task.T
+            spread, count = math.sqrt(moments.reshape(repeats, -1, rewards.K).mean(1).var(0).sum()), len(w) / repeats * w.mean() ** 2 / (w**2).mean()
+            spreads.append(f"{how} {spread:.3f} ({count:.0f})")
+        lines.append(f"  {A:>2} bins: {', '.join(spreads)}")
+    return lines
 
 
 def table(args):
-    """Train on all SETTINGS with seeds 1 to N_SEEDS (or go on with it); print and draw runs/results/theory/mmdp.txt and mmdp.png."""
+    """Train on the SETTINGS of `args.table` with seeds from 1 (or go on with it); print and draw it, into runs/results/theory."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    out = ROOT / "runs" / "results" / "theory"
-    lines = [f"J: median [2.5 %, 97.5 %] of {N_SEEDS} seeds, of {args.eval_episodes} episodes each, and the least"]
-    figure, axes = plt.subplots(1, len(SETTINGS), figsize=(4.2 * len(SETTINGS), 4), layout="constrained")
-    for ax, (env_id, T, p_tremble, payoffs) in zip(axes, SETTINGS):
+    out = ROOT / "runs" / "results" / "theory" / {"discrete": "mmdp", "continuous": "mmdp_continuous"}[args.table]
+    settings, n_seeds = SETTINGS[args.table], N_SEEDS[args.table]
+    for env_id, T, p_tremble, _ in settings:
+        check_args(replace(args, table="", env_id=env_id, horizon=T, p_tremble=p_tremble))
+    made = describe_run(args)
+    lines = [f"python algos/mmdp.py {' '.join(sys.argv[1:])}, commit {made['versions']['commit']}, {made['machine']}"]
+    lines += [f"J: median [2.5 %, 97.5 %] of {n_seeds} seeds, of {args.eval_episodes} episodes each, and the least"]
+    figure, axes = plt.subplots(1, len(settings), figsize=(4.2 * len(settings), 4), layout="constrained")
+    for ax, (env_id, T, p_tremble, n_variants) in zip(axes, settings):
         columns = {}
-        for payoff in payoffs:
-            for seed in range(1, N_SEEDS + 1):
-                run = replace(args, table=False, env_id=env_id, horizon=T, p_tremble=p_tremble, payoff=payoff, seed=seed)
-                folder = ROOT / "runs" / "mmdp_table" / f"{env_id}__{payoff}__{p_tremble:g}__{seed}"
+        for variant, changes in list(VARIANTS.items())[:n_variants]:
+            for seed in range(1, n_seeds + 1):
+                run = replace(args, table="", env_id=env_id, horizon=T, p_tremble=p_tremble, seed=seed, **changes)
+                folder = ROOT / "runs" / "mmdp_table" / f"{env_id}__{variant}__{p_tremble:g}__{seed}"
                 if not (folder / "args.json").exists():
                     start_folder(run, folder)
                 elif saved_args(folder) != run:
                     raise SystemExit(f"{folder} holds a run with other arguments: move it away")
                 scores = report(run, folder) if (folder / "policy.pt").exists() else train(run, folder)
                 for name, J in scores.items():
-                    columns.setdefault(f"MMDP {payoff}" if name == "MMDP" else name, {})[seed] = J
+                    columns.setdefault(f"MMDP {variant}" if name == "MMDP" else name, {})[seed] = J
         title = f"{env_id}, T = {T}, p_tremble {p_tremble:g}"
         lines.append(f"\n{title}")
         for k, (name, by_seed) in enumerate(columns.items()):
@@ -721,11 +818,13 @@ def table(args):
             ax.plot(k + np.linspace(-0.2, 0.2, len(J)), J, "o", color=f"C{k}", alpha=0.6, markersize=4)
             ax.plot([k - 0.3, k + 0.3], [median] * 2, color=f"C{k}", linewidth=2)
         ax.set(title=title, ylabel="J", xticks=range(len(columns)), xticklabels=[name.replace(" ", "\n") for name in columns])
+        if args.table == "continuous":
+            lines += estimation_noise(replace(args, env_id=env_id, horizon=T, p_tremble=p_tremble))
     print("\n".join(lines))
-    out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out / "mmdp.png", dpi=120)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out.with_suffix(".png"), dpi=120)
     plt.close(figure)
-    write_atomically(out / "mmdp.txt", "\n".join(lines) + "\n")
+    write_atomically(out.with_suffix(".txt"), "\n".join(lines) + "\n")
 
 
 def saved_args(folder):

@@ -16,7 +16,9 @@ from algos.mmdp import (
     Scripted,
     Table,
     Task,
+    choose,
     draw_noise,
+    estimation_noise,
     evaluate,
     expert_moments,
     load_expert,
@@ -29,7 +31,8 @@ from algos.mmdp import (
 from utils.demos import record, save
 from utils.envs import get_state, make_env, set_state
 
-CLASSIC = ("CartPole-v1", "MountainCar-v0", "Acrobot-v1")
+CONTINUOUS = ("Pendulum-v1", "MountainCarContinuous-v0")
+CLASSIC = ("CartPole-v1", "MountainCar-v0", "Acrobot-v1", *CONTINUOUS)
 QUICK = {"horizon": 6, "bc_steps": 20, "policy_steps": 5, "rollouts_per_timestep": 6, "n_features": 8, "eval_episodes": 20, "n_demos": 3}
 TREE = {"env_id": "Tree-v0", "horizon": 4, "p_tremble": 0.0, "n_demos": 1, "eval_episodes": 10}
 
@@ -137,28 +140,30 @@ def test_bad_environments(env_id, kwargs, words):
 
 @pytest.mark.parametrize("env_id", CLASSIC)
 def test_batched_steps_are_the_environments(env_id):
-    """From start states and wherever random actions lead, to the last digits: next state, observation, ending."""
+    """From start states and wherever random actions lead, to the last digits: next state, observation, reward of Pendulum, ending."""
     env, rng = make_env(env_id, seed=1, horizon=400), np.random.default_rng(0)
     task = Task(Args(env_id=env_id, horizon=400))
-    n_ended = 0
+    n_ended, atol = 0, 1e-6 if task.continuous else 1e-9  # single precision, of the actions at least
     for _ in range(6):
         env.reset()
         ended, kick = False, rng.normal(size=len(env.unwrapped.state)) * (env_id != "CartPole-v1")
         state = get_state(env)
-        state[3 : 3 + len(kick)] = np.clip(state[3 : 3 + len(kick)] + kick, -1, 0.05 if env_id == "MountainCar-v0" else 9)
+        state[3 : 3 + len(kick)] = np.clip(state[3 : 3 + len(kick)] + kick, -1, 0.05 if "Car" in env_id else 9)
         set_state(env, state)
         for _ in range(300):
-            before, action = np.array(env.unwrapped.state, dtype=float), task.experts[0].probabilities(env.observation[None]).argmax()
-            action = env.random_action(rng) if rng.random() < 0.3 else action
-            observation, _, ended, _, _ = env.step(action)
+            before, action = np.array(env.unwrapped.state, dtype=float), task.experts[0].act(env.observation[None])[0]
+            action = task.random_actions(1, rng)[0] if rng.random() < 0.3 else action
+            observation, reward, ended, _, _ = env.step(np.reshape(task.to_env(action), env.action_space.shape))
             after, batched_end = task.step(np.stack([before, before]), np.array([action, action]))
-            np.testing.assert_allclose(after, [env.unwrapped.state] * 2, rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(after, [env.unwrapped.state] * 2, rtol=1e-9, atol=atol)
             np.testing.assert_allclose(task.observe(after)[1], observation, atol=1e-6)
+            if env_id == "Pendulum-v1":
+                assert task.reward(before[None], np.array([action]))[0] == pytest.approx(reward, abs=1e-5)
             assert batched_end.tolist() == [ended] * 2
             if ended:
                 n_ended += 1
                 break
-    assert n_ended > 0 or env_id == "CartPole-v1"
+    assert n_ended > 0 or env_id in ("CartPole-v1", "Pendulum-v1")
 
 
 def test_cartpole_falls():
@@ -181,7 +186,7 @@ def test_return(env_id, T):
             if terminated or truncated:
                 lengths.append(k)
                 break
-    score = evaluate(args, task, [[Scripted(act, task.n_actions)] * T], (3,))
+    score = evaluate(args, task, [[Scripted(act)] * T], (3,))
     expected = np.array(lengths) if env_id == "CartPole-v1" else T - np.array(lengths)
     assert 0 < expected.min() < T
     assert (task.start_states(3, (1,)) != task.start_states(3, (2,))).any()
@@ -194,17 +199,17 @@ def test_interactions_and_trembling():
     task = Task(args)
     expert = load_expert(args, task)
     rewards, states = RewardClass(args, task, expert), expert.states[:3, 0]
-    right, zeros = [Scripted(lambda o: np.ones(len(o), dtype=int), 2)] * 40, np.zeros((3, 40))
+    right, zeros = [Scripted(lambda o: np.ones(len(o), dtype=int))] * 40, np.zeros((3, 40))
     falling = roll_out(task, right, states, 1, (zeros, zeros > 0, zeros.astype(int)), rewards)
     assert falling[2] == falling[1].sum() < 3 * 40
-    left = roll_out(task, [Scripted(lambda o: np.zeros(len(o), dtype=int), 2)] * 40, states, 1, (zeros, zeros > 0, zeros.astype(int)), rewards)
+    left = roll_out(task, [Scripted(lambda o: np.zeros(len(o), dtype=int))] * 40, states, 1, (zeros, zeros > 0, zeros.astype(int)), rewards)
     trembled = roll_out(task, right, states, 1, (zeros, zeros == 0, zeros.astype(int)), rewards)
     np.testing.assert_array_equal(trembled[1], left[1])
     assert np.abs(trembled[0] - left[0]).max() > 0.1
     dante = Task(Args(env_id="Dante-v0", horizon=2))
     down = np.zeros((1, 2)), np.ones((1, 2), dtype=bool), np.full((1, 2), 2)
     assert roll_out(dante, dante.experts, np.ones((1, 1)), 1, down)[1] == 0  # the true reward is that of what was executed
-    noise = draw_noise(2000, 5, Args(p_tremble=0.3), 3, np.random.default_rng(0))
+    noise = draw_noise(2000, 5, Args(p_tremble=0.3), dante, np.random.default_rng(0))
     assert noise[1].mean() == pytest.approx(0.3, abs=0.02) and np.bincount(noise[2].reshape(-1)) / 10000 == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
@@ -212,7 +217,7 @@ def test_sampled_actions_have_the_policys_probabilities():
     args = Args(env_id="Dante-v0", horizon=1, p_tremble=0.0)
     task = Task(args)
     rewards = RewardClass(args, task, None)
-    noise = draw_noise(20_000, 1, args, 3, np.random.default_rng(0))
+    noise = draw_noise(20_000, 1, args, task, np.random.default_rng(0))
     J = roll_out(task, [Table([0.2, 0.5, 0.3])], np.full((20_000, 1), 1, dtype=np.float32), 1, noise, rewards)[1]
     assert J.mean() == pytest.approx(0.7, abs=0.01)
 
@@ -224,6 +229,80 @@ def test_network_acts_by_its_most_probable_action_or_by_sampling():
     np.testing.assert_array_equal(policy.probabilities(observations), np.eye(3)[logits.argmax(1)])
     policy.deterministic = False
     np.testing.assert_allclose(policy.probabilities(observations), np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------------- continuous actions
+
+
+def test_bins():
+    """Equal parts of the box, each with its lower edge; the box's upper end is in the last one; trembles are uniform on the box."""
+    task = Task(Args(env_id="Pendulum-v1", n_bins=8))
+    edges = np.arange(-2, 2.5, 0.5)
+    np.testing.assert_array_equal(task.to_env(np.arange(9)), edges)
+    assert np.floor(task.from_env(edges)).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+    assert np.floor(task.from_env(edges[1:] - 1e-9)).tolist() == [*range(8)]
+    torques = task.to_env(task.random_actions(40_000, np.random.default_rng(0)))
+    np.testing.assert_allclose(task.to_env(task.from_env(torques)), torques, atol=1e-12)
+    np.testing.assert_allclose(np.quantile(torques, (0, 0.1, 0.5, 1)), (-2, -1.6, 0, 2), atol=0.03)
+    discrete = Task(Args())
+    assert discrete.from_env(1) == discrete.to_env(1) == 1 and discrete.random_actions(99, np.random.default_rng(0)).dtype.kind == "i"
+
+
+def test_a_policy_is_a_density():
+    """Evenly spaced draws come out with the bins' probabilities, which sum to 1, and evenly spread inside; a deterministic network's all in one bin."""
+    task, draws = Task(Args(env_id="Pendulum-v1", n_bins=4)), (np.arange(10_000) + 0.5) / 10_000
+    for p in ([0.2, 0.5, 0, 0.3], [0, 0, 1, 0]):
+        actions = choose(task, Table(np.float32(p)), np.zeros((10_000, 3), dtype=np.float32), draws)
+        assert np.bincount(actions.astype(int), minlength=4) / 10_000 == pytest.approx(p, abs=2e-4)
+        for k in np.flatnonzero(p):
+            inside = np.sort(actions[actions.astype(int) == k]) - k
+            np.testing.assert_allclose(inside, (np.arange(len(inside)) + 0.5) / len(inside), atol=1e-3)
+
+
+@pytest.mark.parametrize("how", ["all", "uniform"])
+def test_importance_weights_of_a_density(how):
+    """The weighted estimate of E[sum f] of a first action from a policy's density and an action after it, against quadrature over both: |z| < 4 per feature."""
+    args = Args(env_id="Pendulum-v1", horizon=2, n_bins=3, n_demos=2, n_features=4, p_tremble=0.0)
+    task, rng, n = Task(args), np.random.default_rng(1), 20_000
+    rewards, state, p = RewardClass(args, task, load_expert(args, task)), np.array([[0.5, -1.0]]), np.array([0.1, 0.6, 0.3])
+    later, repeat = Table([0.5, 0.0, 0.5]), 3 if how == "all" else 1
+    noise = [x.repeat(repeat, axis=0) for x in draw_noise(n, 2, args, task, rng)]
+    first_actions = np.tile(np.arange(3), n) + noise[0][:, 0] if how == "all" else task.random_actions(n, rng)
+    results = roll_out(task, [None, later], state.repeat(n * repeat, axis=0), 1, noise, rewards, first_actions)[0]
+    moments = per_action(results, np.zeros((n, 3)), first_actions.astype(int), 3, exact=False)
+    estimates = (p[:, None] * moments).sum(1)
+    a = (np.arange(300) + 0.5) / 100  # a fine grid over [0, 3)
+    states = state.repeat(300, axis=0)
+    after, second = task.step(states, a)[0].repeat(300, axis=0), np.tile(a, 300)
+    follow = rewards.phi(after, second).reshape(300, 300, 4) * (np.array([0.5, 0, 0.5])[a.astype(int)] / 100)[:, None]
+    exact = ((rewards.phi(states, a) + follow.sum(1)) * (p[a.astype(int)] / 100)[:, None]).sum(0)
+    z = (estimates.mean(0) - exact) / (estimates.std(0) / np.sqrt(n))
+    assert np.abs(z).max() < 4 and (estimates.std(0) / np.sqrt(n)).max() < 0.02
+
+
+def test_estimation_noise():
+    """From the policy all roll-outs count, of uniform ones about M/A, of each bin once M/A; and uniform actions are the noisiest."""
+    lines = estimation_noise(Args(env_id="Pendulum-v1", horizon=8, n_demos=5, rollouts_per_timestep=50), repeats=100)[1:]
+    for A, line in zip((5, 10, 50), lines, strict=True):
+        spreads, counts = zip(*[(float(part.split()[-2]), int(part.split("(")[1].rstrip(")"))) for part in line.split(", ") if "(" in part], strict=True)
+        assert counts[0] == 50 and counts[2] == 50 / A and abs(counts[1] - 50 / A) <= 1
+        assert spreads[1] > 1.1 * max(spreads[0], spreads[2])
+
+
+@pytest.mark.parametrize("env_id", CONTINUOUS)
+def test_expert_actions_are_the_environments(env_id, tmp_path):
+    """Recorded or read from a file: torques between the box's ends, where the expert's own rule puts them."""
+    args = Args(env_id=env_id, horizon=20, n_demos=2)
+    task = Task(args)
+    expert = load_expert(args, task)
+    own = task.experts[0].act(task.observe(expert.states[expert.alive]))
+    np.testing.assert_allclose(expert.actions[expert.alive], own, atol=1e-4)
+    assert len(np.unique(expert.actions.astype(int))) > 4 and expert.actions.max() < task.n_actions
+    env = task.make_env((1, 1))
+    demos = record(env, lambda o: task.to_env(task.experts[0].act(o[None])).reshape(1), 2, "a test")
+    save(tmp_path / "demos.npz", demos)
+    args.demos = str(tmp_path / "demos.npz")
+    np.testing.assert_array_equal(load_expert(args, task).actions, expert.actions)
 
 
 # ----------------------------------------------------------------------------------------------------------------------------- identities
@@ -239,7 +318,7 @@ def test_performance_difference_identity(env_id, T):
     if task.small:
         policies = [Table(np.eye(2)[a]) for a in (0, 0, 1, 0, 1, 1)]
     else:  # the expert's, but for a mistake now and then, so that some reach the goal and some do not
-        policies = [Scripted(lambda o: np.zeros(len(o), dtype=int), 3) if rng.random() < 0.15 else task.experts[0] for _ in range(T)]
+        policies = [Scripted(lambda o: np.zeros(len(o), dtype=int)) if rng.random() < 0.15 else task.experts[0] for _ in range(T)]
 
     def play(t, first_actions=None):
         noise = np.zeros((4, T - t + 1)), np.zeros((4, T - t + 1), dtype=bool), np.zeros((4, T - t + 1), dtype=int)
@@ -446,7 +525,9 @@ def test_mmdp_learns_what_cloning_did_not(tmp_path):
     assert scores["BC"] < 30 and scores["MMDP"] >= 45
 
 
-@pytest.mark.parametrize("changes", [{}, {"variant": "dual", "iterations": 2, "n_rollouts": 4}, TREE | {"variant": "dual", "iterations": 2}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"env_id": "Pendulum-v1", "n_bins": 3}, {"variant": "dual", "iterations": 2, "n_rollouts": 4}, TREE | {"variant": "dual", "iterations": 2}]
+)
 def test_killed_and_resumed(changes, tmp_path, monkeypatch):
     """Stopped at any row, and started again from the checkpoint before it: the same rows, policies and scores."""
     monkeypatch.setattr(mmdp, "SECONDS_BETWEEN_CHECKPOINTS", 0)
@@ -519,10 +600,11 @@ def test_command_line(command, tmp_path, capsys):
 
 def test_table(command, tmp_path, monkeypatch, capsys):
     """One command trains all, prints medians and draws them; a second call only reads; other arguments are refused."""
-    monkeypatch.setattr(mmdp, "N_SEEDS", 2)
-    monkeypatch.setattr(mmdp, "SETTINGS", (("CartPole-v1", 6, 0.2, ("paper", "suffix")), ("Dante-v0", 4, 0.5, ("paper",))))
+    monkeypatch.setattr(mmdp, "N_SEEDS", {"discrete": 2})
+    monkeypatch.setattr(mmdp, "SETTINGS", {"discrete": (("CartPole-v1", 6, 0.2, 2), ("Dante-v0", 4, 0.5, 1))})
     flags = {"bc_steps": 5, "policy_steps": 1, "rollouts_per_timestep": 3, "eval_episodes": 4, "n_demos": 2}
-    monkeypatch.setattr(sys, "argv", ["mmdp.py", "--table", *(str(word) for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value))])
+    words = [str(word) for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
+    monkeypatch.setattr(sys, "argv", ["mmdp.py", "--table", "discrete", *words])
     mmdp.main()
     text = (tmp_path / "runs" / "results" / "theory" / "mmdp.txt").read_text()
     assert capsys.readouterr().out.endswith(text) and (tmp_path / "runs" / "results" / "theory" / "mmdp.png").exists()
@@ -539,8 +621,25 @@ def test_table(command, tmp_path, monkeypatch, capsys):
         mmdp.main()
 
 
+def test_table_of_continuous_actions(command, tmp_path, monkeypatch, capsys):
+    """Its own files, a column for each variant, and the estimates' noise; what can't be is refused before any run."""
+    monkeypatch.setattr(mmdp, "N_SEEDS", {"continuous": 1})
+    monkeypatch.setattr(mmdp, "SETTINGS", {"continuous": (("Pendulum-v1", 4, 0.2, 3), ("MountainCarContinuous-v0", 3, 0.1, 1))})
+    flags = {"table": "continuous", "bc_steps": 5, "policy_steps": 1, "eval_episodes": 4, "n_demos": 2}
+    with pytest.raises(SystemExit, match="give at least 5, one for each bin"):
+        command(**flags, rollouts_per_timestep=4)
+    assert not (tmp_path / "runs").exists()
+    command(**flags, rollouts_per_timestep=50)
+    folder = tmp_path / "runs" / "results" / "theory"
+    text = (folder / "mmdp_continuous.txt").read_text()
+    assert {path.name for path in folder.iterdir()} == {"mmdp_continuous.txt", "mmdp_continuous.png"} and capsys.readouterr().out.endswith(text)
+    assert text.startswith("python algos/mmdp.py --table continuous") and text.count("MMDP uniform") == 1 and text.count("50 bins") == 2
+
+
 CASES = {
-    "continuous": ({"env_id": "Pendulum-v1"}, "few discrete actions"),
+    "continuous": ({"env_id": "HalfCheetahBulletEnv-v0"}, "bins of one dimension"),
+    "bins": ({"env_id": "Pendulum-v1", "n_bins": 1}, "--n-bins is 1: give at least 2"),
+    "few bins": ({"env_id": "Pendulum-v1", "rollouts_per_timestep": 10, "n_bins": 11}, "give at least 11, one for each bin"),
     "tree": ({"env_id": "Tree-v0", "horizon": 20}, "--horizon 20"),
     "horizon": ({"horizon": 0}, "--horizon is 0"),
     "eps": ({"env_id": "Cliff-v0", "eps": 0.5}, "eps T is 0.5 * 50"),
