@@ -251,10 +251,7 @@ class Task:
 
 @dataclass
 class Expert:
-    """Demonstrations, E episodes of T decisions, held in the absorbing state after their end: `alive` (E, T). states (E, T, d) float64, actions (E, T).
-
-    Where actions are continuous these are the expert's own, not rounded to a bin.
-    """
+    """Demonstrations, E episodes of T decisions, held in the absorbing state after their end: `alive` (E, T). states (E, T, d) float64, actions (E, T)."""
 
     states: np.ndarray
     actions: np.ndarray
@@ -619,8 +616,7 @@ def check_args(args):
     try:
         task = Task(args)
         if args.first_actions == "all" and args.rollouts_per_timestep < task.n_actions:
-            one = "one for each bin" if task.continuous else "one for each action"
-            raise SystemExit(f"--rollouts-per-timestep is {args.rollouts_per_timestep}: give at least {task.n_actions}, {one}")
+            raise SystemExit(f"--rollouts-per-timestep is {args.rollouts_per_timestep}: give at least {task.n_actions}, one for each action or bin")
         load_expert(args, task)
     except ValueError as error:  # of the environment or of the demonstrations
         raise SystemExit(str(error)) from None
@@ -691,9 +687,8 @@ def train(args, folder):
             episodes = rngs["reset"].choice(episodes, M // repeat)
             n, states, expert_actions = len(episodes), expert.states[episodes, t - 1], expert.actions[episodes, t - 1].astype(int)
             noise = [x.repeat(repeat, axis=0) for x in draw_noise(n, T - t + 1, args, task, rngs["noise"])]
-            first_actions = np.tile(np.arange(A), n) if repeat > 1 else task.random_actions(n, rngs["reset"])
-            if repeat > 1 and task.continuous:
-                first_actions = first_actions + noise[0][:, 0]  # somewhere in each bin: the draw that the first action leaves unused
+            place = noise[0][:, 0] if task.continuous else 0  # in each bin: the draw that a given first action leaves unused
+            first_actions = np.tile(np.arange(A), n) + place if repeat > 1 else task.random_actions(n, rngs["reset"])
             results, _, n_steps = roll_out(task, policies, states.repeat(repeat, axis=0), t, noise, rewards, first_actions)
             observations = task.observe(states)
             moments = per_action(results, observations, first_actions.astype(int), A, task.small)
@@ -750,17 +745,14 @@ def report(args, folder):
 
 N_SEEDS = {"discrete": 10, "continuous": 5}
 VARIANTS = {"paper": {}, "suffix": {"payoff": "suffix"}, "uniform": {"first_actions": "uniform"}}
-SETTINGS = {  # task, T, p_tremble, how many of VARIANTS
-    "discrete": (("CartPole-v1", 50, 0.2, 2), ("MountainCar-v0", 150, 0.1, 2), ("MountainCar-v0", 150, 0.2, 2)),
-    "continuous": (("Pendulum-v1", 50, 0.1, 3), ("MountainCarContinuous-v0", 100, 0.1, 2), ("MountainCarContinuous-v0", 100, 0.2, 2)),
+SETTINGS = {  # task, T, p_tremble, VARIANTS
+    "discrete": [(*task, ("paper", "suffix")) for task in (("CartPole-v1", 50, 0.2), ("MountainCar-v0", 150, 0.1), ("MountainCar-v0", 150, 0.2))],
+    "continuous": [("Pendulum-v1", 50, 0.1, ("paper", "uniform")), ("MountainCarContinuous-v0", 100, 0.1, ("paper", "suffix", "uniform"))],
 }
 
 
 def estimation_noise(args, repeats=100):
-    """Lines: the spread of M roll-outs' estimate of E[sum f]/T at t = T/2, with pi^t uniform in the bin of the expert's action and then the expert.
-
-    And how many of them count: (sum w)^2 / sum w^2, for weights w.
-    """
+    """Lines: the spread of M roll-outs' estimate of E[sum f]/T at t = T/2, pi^t being uniform in the bin of the expert's action; how many of them count."""
     rng, t, M = np.random.default_rng((args.seed, 11)), args.horizon // 2, args.rollouts_per_timestep
     lines = [f"  The estimate at t = {t} of {M} roll-outs from first actions drawn in three ways: its spread (how many count)"]
     for A in (5, 10, 50):
@@ -795,11 +787,11 @@ def table(args):
     lines = [f"python algos/mmdp.py {' '.join(sys.argv[1:])}, commit {made['versions']['commit']}, {made['machine']}"]
     lines += [f"J: median [2.5 %, 97.5 %] of {n_seeds} seeds, of {args.eval_episodes} episodes each, and the least"]
     figure, axes = plt.subplots(1, len(settings), figsize=(4.2 * len(settings), 4), layout="constrained")
-    for ax, (env_id, T, p_tremble, n_variants) in zip(axes, settings):
+    for ax, (env_id, T, p_tremble, variants) in zip(axes, settings):
         columns = {}
-        for variant, changes in list(VARIANTS.items())[:n_variants]:
+        for variant in variants:
             for seed in range(1, n_seeds + 1):
-                run = replace(args, table="", env_id=env_id, horizon=T, p_tremble=p_tremble, seed=seed, **changes)
+                run = replace(args, table="", env_id=env_id, horizon=T, p_tremble=p_tremble, seed=seed, **VARIANTS[variant])
                 folder = ROOT / "runs" / "mmdp_table" / f"{env_id}__{variant}__{p_tremble:g}__{seed}"
                 if not (folder / "args.json").exists():
                     start_folder(run, folder)
