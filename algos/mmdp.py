@@ -751,24 +751,25 @@ SETTINGS = {  # task, T, p_tremble, VARIANTS
 }
 
 
-def estimation_noise(args, repeats=100):
-    """Lines: the spread of M roll-outs' estimate of E[sum f]/T at t = T/2, pi^t being uniform in the bin of the expert's action; how many of them count."""
+def cost_of_bins(args, repeats=100):
+    """Lines: J of the expert, redrawn in its bins; at t = T/2 the spread of M roll-outs' estimate of its E[sum f]/T, and how many of them count."""
     rng, t, M = np.random.default_rng((args.seed, 11)), args.horizon // 2, args.rollouts_per_timestep
-    lines = [f"  The estimate at t = {t} of {M} roll-outs from first actions drawn in three ways: its spread (how many count)"]
+    lines = [f"  The expert redrawn in its bins; the estimate at t = {t} of {M} roll-outs, first actions drawn in three ways: its spread (how many count)"]
     for A in (5, 10, 50):
         task = Task(replace(args, n_bins=A))
-        expert, spreads = load_expert(args, task), []
-        rewards = RewardClass(args, task, expert)
+        expert, binned = load_expert(args, task), Scripted(lambda o, act=task.experts[0].act: np.floor(act(o)) + rng.random(len(o)))
+        rewards, policies, spreads = RewardClass(args, task, expert), [binned] * task.T, []
         for how, repeat in (("from pi^t", 1), ("uniform, weighted", 1), ("each bin once", A)):
             episodes = rng.choice(np.flatnonzero(expert.alive[:, t - 1]), repeats * (M // repeat)).repeat(repeat)
             noise = [x.repeat(repeat, axis=0) for x in draw_noise(len(episodes) // repeat, task.T - t + 1, args, task, rng)]
             own, u = np.floor(expert.actions[episodes, t - 1]), noise[0][:, 0]
             actions = {"from pi^t": own + u, "uniform, weighted": A * u, "each bin once": np.arange(len(u)) % A + u}[how]
             w = np.where(how == "from pi^t", 1, A * (np.floor(actions) == own))
-            moments = w[:, None] * roll_out(task, task.experts, expert.states[episodes, t - 1], t, noise, rewards, actions)[0] / task.T
+            moments = w[:, None] * roll_out(task, policies, expert.states[episodes, t - 1], t, noise, rewards, actions)[0] / task.T
             spread, count = math.sqrt(moments.reshape(repeats, -1, rewards.K).mean(1).var(0).sum()), len(w) / repeats * w.mean() ** 2 / (w**2).mean()
             spreads.append(f"{how} {spread:.3f} ({count:.0f})")
-        lines.append(f"  {A:>2} bins: {', '.join(spreads)}")
+        J = evaluate(args, task, [policies], (args.seed, 10))["return"]
+        lines.append(f"  {A:>2} bins: J {J:.2f}, {', '.join(spreads)}")
     return lines
 
 
@@ -811,7 +812,7 @@ def table(args):
             ax.plot([k - 0.3, k + 0.3], [median] * 2, color=f"C{k}", linewidth=2)
         ax.set(title=title, ylabel="J", xticks=range(len(columns)), xticklabels=[name.replace(" ", "\n") for name in columns])
         if args.table == "continuous":
-            lines += estimation_noise(replace(args, env_id=env_id, horizon=T, p_tremble=p_tremble))
+            lines += cost_of_bins(replace(args, env_id=env_id, horizon=T, p_tremble=p_tremble))
     print("\n".join(lines))
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out.with_suffix(".png"), dpi=120)

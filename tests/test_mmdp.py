@@ -17,8 +17,8 @@ from algos.mmdp import (
     Table,
     Task,
     choose,
+    cost_of_bins,
     draw_noise,
-    estimation_noise,
     evaluate,
     expert_moments,
     load_expert,
@@ -280,13 +280,16 @@ def test_importance_weights_of_a_density(how):
     assert np.abs(z).max() < 4 and (estimates.std(0) / np.sqrt(n)).max() < 0.02
 
 
-def test_estimation_noise():
-    """From the policy all roll-outs count, of uniform ones about M/A, of each bin once M/A; and uniform actions are the noisiest."""
-    lines = estimation_noise(Args(env_id="Pendulum-v1", horizon=8, n_demos=5, rollouts_per_timestep=50), repeats=100)[1:]
-    for A, line in zip((5, 10, 50), lines, strict=True):
+def test_cost_of_bins():
+    """From the policy all roll-outs count, of uniform ones about M/A, of each bin once M/A; uniform ones are noisiest. Fine bins give the expert."""
+    args = Args(env_id="Pendulum-v1", horizon=8, n_demos=5, rollouts_per_timestep=50, eval_episodes=500)
+    J, task = [], Task(args)
+    for A, line in zip((5, 10, 50), cost_of_bins(args)[1:], strict=True):
+        J.append(float(line.split(" J ")[1].split(",")[0]))
         spreads, counts = zip(*[(float(part.split()[-2]), int(part.split("(")[1].rstrip(")"))) for part in line.split(", ") if "(" in part], strict=True)
         assert counts[0] == 50 and counts[2] == 50 / A and abs(counts[1] - 50 / A) <= 1
         assert spreads[1] > 1.1 * max(spreads[0], spreads[2])
+    assert J[2] == pytest.approx(evaluate(args, task, [task.experts], (1, 10))["return"], abs=0.2)
 
 
 @pytest.mark.parametrize("env_id", CONTINUOUS)
