@@ -810,7 +810,7 @@ def table(args):
             lines.append(f"  {name:<16}{median:6.2f} [{low:.2f}, {high:.2f}]  least {J.min():.2f}{above}")
             ax.plot(k + np.linspace(-0.2, 0.2, len(J)), J, "o", color=f"C{k}", alpha=0.6, markersize=4)
             ax.plot([k - 0.3, k + 0.3], [median] * 2, color=f"C{k}", linewidth=2)
-        ax.set(title=title, ylabel="J", xticks=range(len(columns)), xticklabels=[name.replace(" ", "\n") for name in columns])
+        ax.set(title=title.replace(", T", "\nT"), ylabel="J", xticks=range(len(columns)), xticklabels=[name.replace(" ", "\n") for name in columns])
         if args.table == "continuous":
             lines += cost_of_bins(replace(args, env_id=env_id, horizon=T, p_tremble=p_tremble))
     print("\n".join(lines))
