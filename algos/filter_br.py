@@ -669,7 +669,7 @@ def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=No
         "return_std": float(np.std(returns)),
         "length": float(np.mean([len(episode) for episode in episodes])),
         "validation_error": validation_error(episodes) if validation_error else math.nan,
-    } | ({"success_percent": 100 * float(np.mean(np.array(returns) > 0))} if args.env_id in MAZE_ENVS else {})
+    } | ({"success_percent": float(np.mean(100 * (np.array(returns) > 0)))} if args.env_id in MAZE_ENVS else {})
 
 
 def evaluate_and_select(args, folder, actor, step, validation_error, counts):
