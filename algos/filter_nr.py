@@ -856,11 +856,11 @@ def train(args, folder):
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
     f = Reward(obs_dim + action_dim)
     f_optimizer = OptimisticAdam(f)
-    buffer, expert_buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim), expert_transitions(demos)
+    buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
     if args.learner == "sac":
         agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
     else:
-        agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, expert_buffer, policy_rng)
+        agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, expert_transitions(demos), policy_rng)
     for network in (f, *agent.networks) if args.standardize else ():
         network.standardize.fit(expert_pairs[:, :obs_dim])
     n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)
@@ -901,8 +901,9 @@ def train(args, folder):
             buffer.n_labelled = 0  # every transition in the buffer is worth what the new f says
         shift = reward_shift(f, expert_pairs, args)
         label(buffer, f, shift)
-        expert_buffer.n_labelled = 0
-        label(expert_buffer, f, shift)
+        if args.learner == "td3_bc":  # whose batches of demonstrations are worth what the new f says, whatever --rewards
+            agent.expert_buffer.n_labelled = 0
+            label(agent.expert_buffer, f, shift)
 
         # ---- Policy player: the learner on the learned reward, in episodes that start from an expert state with probability alpha.
         alpha = 1 - (iteration - 1) / max(1, n_iterations - 1) if args.anneal_alpha else args.alpha
