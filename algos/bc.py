@@ -333,7 +333,7 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give a number above 0")
         if field.name == "gsde" and value and args.learner == "td3_bc":
             raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
-        least = 0 if field.name in ("seed", "learning_starts", "cloning_steps") else 1
+        least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")
     if args.capture_video and importlib.util.find_spec("moviepy") is None:

@@ -131,6 +131,8 @@ class Args:
     """networks see observations in units of the demonstrations' spread (off, as PyBullet scales its own; mazes on)"""
     cloning_steps: int = 10_000
     """TD3+BC: gradient steps of behavioural cloning before anything else"""
+    critic_warmup: int = 10_000
+    """TD3+BC: gradient steps of the critic alone before the cloned policy follows it: a random critic undoes the cloning (0: the paper)"""
 
     def __post_init__(self):
         """What is left out takes its value from DEFAULTS, where the mazes differ."""
@@ -490,8 +492,8 @@ class TD3BC:
         minimise -2.5 mean Q(s, pi(s)) / mean |Q(s, pi(s))|  (+ mean (pi(s) - a)^2, in units of the action range, on the demonstrations)
     """
 
-    def __init__(self, obs_dim, action_space, gamma, tau, expert_buffer, rng):
-        self.gamma, self.tau, self.obs_dim, self.rng, self.expert_buffer = gamma, tau, obs_dim, rng, expert_buffer
+    def __init__(self, obs_dim, action_space, gamma, tau, critic_warmup, expert_buffer, rng):
+        self.gamma, self.tau, self.critic_warmup, self.obs_dim, self.rng, self.expert_buffer = gamma, tau, critic_warmup, obs_dim, rng, expert_buffer
         self.sa_dim = obs_dim + action_space.shape[0]
         self.actor, self.target_actor = DeterministicActor(obs_dim, action_space), DeterministicActor(obs_dim, action_space)
         self.critic, self.target_critic = TwinQ(self.sa_dim), TwinQ(self.sa_dim)
@@ -522,7 +524,7 @@ class TD3BC:
         return rewards + self.gamma * (1 - terminated) * self.target_critic(torch.cat([next_observations, next_actions], 1)).amin(0)
 
     def update(self, batch, learning_rate):
-        """One gradient step of the critic on `batch` (rows of the learner's buffer) or as many of the demonstrations; every second time of the actor too."""
+        """One gradient step of the critic on `batch` (of the learner's buffer) or as many of the demonstrations; every second time also of the warm actor."""
         is_expert = torch.rand((), generator=self.rng) < 0.5
         if is_expert:
             (batch,) = self.expert_buffer.sample(1, len(batch), self.rng)
@@ -536,7 +538,7 @@ class TD3BC:
         logs = {"critic_loss": critic_loss, "q": q.mean()}
 
         self.n_updates += 1
-        if self.n_updates % 2 == 0:
+        if self.n_updates % 2 == 0 and self.n_updates > self.critic_warmup:
             actions = self.actor(observations)
             value = self.critic(torch.cat([observations, actions], 1))[0]
             actor_loss = -2.5 * value.mean() / value.abs().mean().detach()
@@ -544,10 +546,11 @@ class TD3BC:
                 actor_loss = actor_loss + self.cloning_loss(batch, actions)
             actor_loss.backward(inputs=self.actor_parameters)
             self.actor_optimizer.step(learning_rate)
+            logs["actor_loss"] = actor_loss
+        if self.n_updates % 2 == 0:
             with torch.no_grad():
                 self.target_vector.lerp_(self.critic_optimizer.vector, self.tau)
                 self.target_actor_vector.lerp_(self.actor_optimizer.vector, self.tau)
-            logs["actor_loss"] = actor_loss
         return {name: value.detach() for name, value in logs.items()}
 
     def state_dict(self):
@@ -819,7 +822,7 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give a number above 0")
         if field.name == "gsde" and value and args.learner == "td3_bc":
             raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
-        least = 0 if field.name in ("seed", "learning_starts", "cloning_steps") else 1
+        least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")
     if args.capture_video and importlib.util.find_spec("moviepy") is None:
@@ -860,7 +863,7 @@ def train(args, folder):
     if args.learner == "sac":
         agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
     else:
-        agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, expert_transitions(demos), policy_rng)
+        agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, args.critic_warmup, expert_transitions(demos), policy_rng)
     for network in (f, *agent.networks) if args.standardize else ():
         network.standardize.fit(expert_pairs[:, :obs_dim])
     n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)

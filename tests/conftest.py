@@ -110,7 +110,7 @@ def tiny(demo_files):
 
     def tiny(env_id="Counter-v0", module=filter_br, **changes):
         small = {"n_demos": 3, "n_validation_demos": 2, "total_timesteps": 600, "iteration_timesteps": 200, "eval_every": 1, "eval_episodes": 2}
-        small |= {"final_eval_episodes": 3, "cloning_steps": 20}
+        small |= {"final_eval_episodes": 3, "cloning_steps": 20, "critic_warmup": 6}
         small |= {"buffer_size": 500, "batch_size": 32, "train_freq": 32, "gradient_steps": 4, "learning_starts": 64, "disc_batch_size": 64}
         small |= {"total_gradient_steps": 60, "iteration_gradient_steps": 20, "demos": str(demo_files.get(env_id, ""))}
         names = {field.name for field in dataclasses.fields(module.Args)}

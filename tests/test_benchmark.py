@@ -112,7 +112,7 @@ def test_a_script_takes_turns(script, tmp_path, monkeypatch):
     """From the start, and with a full buffer behind it; in a maze, whose learner is TD3+BC. Every part of the loop is there."""
     pytest.importorskip("mujoco")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    args, changes = Args(interactions=64, pairs=1), {"cloning_steps": 1, "n_rollouts": 1, "horizon": 310, "disc_batch_size": 64}
+    args, changes = Args(interactions=64, pairs=1), {"cloning_steps": 1, "critic_warmup": 0, "n_rollouts": 1, "horizon": 310, "disc_batch_size": 64}
     for later in (0, 640):
         run = script_run(args, script, "PointMaze_Large-v0", later=later, **changes)
         first, second = run.chunk(64), run.chunk(64)

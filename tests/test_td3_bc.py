@@ -110,7 +110,7 @@ def make_td3(n_expert=50, seed=0, **changes):
     expert.rows[:], expert.n_added = torch.randn(n_expert, 12, generator=rng), n_expert
     expert.rows[:, 4:6] = (0.3 * expert.rows[:, :2] + torch.tensor([0.0, 1.0])).clamp(torch.tensor(LOW), torch.tensor(HIGH))
     expert.rows[:, -2], expert.rows[:, -1] = (torch.arange(n_expert) % 4 == 0).float(), 1.0
-    return TD3BC(4, box(LOW, HIGH), **({"gamma": 0.9, "tau": 0.02, "expert_buffer": expert, "rng": generator(seed)} | changes))
+    return TD3BC(4, box(LOW, HIGH), **({"gamma": 0.9, "tau": 0.02, "critic_warmup": 0, "expert_buffer": expert, "rng": generator(seed)} | changes))
 
 
 def learner_batch(n=32):
@@ -238,6 +238,18 @@ def test_policy_and_targets_move_at_every_second_update():
     assert td3.actor_optimizer.t == 3 and td3.critic_optimizer.t == 6
 
 
+def test_critic_warms_up_alone():
+    """The policy stays as it was cloned for `critic_warmup` updates, while the critic and its target move as ever; then it moves too."""
+    td3 = make_td3(critic_warmup=4)
+    for i in range(1, 9):
+        before = [vector.clone() for vector in (td3.critic_optimizer.vector, td3.target_vector, td3.actor_optimizer.vector, td3.target_actor_vector)]
+        logs = td3.update(learner_batch(), 1e-3)
+        after = (td3.critic_optimizer.vector, td3.target_vector, td3.actor_optimizer.vector, td3.target_actor_vector)
+        moved = [not torch.equal(old, new) for old, new in zip(before, after, strict=True)]
+        assert moved == [True, i % 2 == 0, i in (6, 8), i in (6, 8)] and ("actor_loss" in logs) == (i in (6, 8))
+
+
+
 def test_half_of_the_batches_are_the_demonstrations(monkeypatch):
     """Each of them whole, with as many rows as the learner's, any of the demonstrations' rows; in no order, for the critic and the policy alike."""
     td3, rows, cloned = make_td3(n_expert=20), [], []
@@ -357,6 +369,7 @@ REFUSED = {
     "no step": ({"horizon": 0}, "--horizon is 0: give at least 1"),
     "episodes": ({"final_eval_episodes": 0}, "--final-eval-episodes is 0: give at least 1"),
     "steps": ({"cloning_steps": -1}, "--cloning-steps is -1: give at least 0"),
+    "warm-up": ({"critic_warmup": -1}, "--critic-warmup is -1: give at least 0"),
 }
 
 
@@ -410,7 +423,7 @@ def test_everything_moves_and_every_network_is_standardised(module, td3_runs, de
         assert_close(state["standardize.spread"][:2], spread, rtol=1e-4)
         assert (state["standardize.center"][2:] == 0).all() and (state["standardize.spread"][2:] == 1).all()
         assert all(torch.isfinite(state[name]).all() and state[name].abs().max() > 0 for name in learned(state))
-    assert agent["n_updates"] == agent["critic_optimizer"]["t"] == 18 * 3 and agent["actor_optimizer"]["t"] == 20 + 27  # bursts at 32, 64 ... 576
+    assert agent["n_updates"] == agent["critic_optimizer"]["t"] == 18 * 3 and agent["actor_optimizer"]["t"] == 20 + 24  # bursts at 32, 64 ... 576
     for name in ("actor", "critic"):
         assert any((agent[name][key] != agent[f"target_{name}"][key]).any() for key in learned(agent[name]))
 
@@ -480,7 +493,7 @@ def test_rewards_of_both_buffers(rewards, tiny, tmp_path, monkeypatch):
 def maze_args(module=filter_br, **changes):
     """A short training on the shipped demonstrations, with all that the mazes have of their own but the number of episodes."""
     small = {"n_demos": 3, "n_validation_demos": 2, "total_timesteps": 128, "iteration_timesteps": 64, "eval_every": 2, "eval_episodes": 1}
-    small |= {"final_eval_episodes": 3, "n_rollouts": 1, "disc_batch_size": 64, "batch_size": 32, "gradient_steps": 4, "cloning_steps": 20}
+    small |= {"final_eval_episodes": 3, "n_rollouts": 1, "disc_batch_size": 64, "batch_size": 32, "gradient_steps": 4, "cloning_steps": 20, "critic_warmup": 6}
     small |= {"train_freq": 32, "total_gradient_steps": 40, "iteration_gradient_steps": 20}
     names = {field.name for field in dataclasses.fields(module.Args)}
     return module.Args(env_id=MAZE, **({name: value for name, value in small.items() if name in names} | changes))
