@@ -61,6 +61,8 @@ class Args:
     """the same for the scores at the end of the run, and for --eval (10; mazes 100)"""
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
+    device: str = "cpu"
+    """where networks, replay buffer and batches are: "cpu" or "cuda"; the environment stays on the CPU"""
     torch_threads: int = 1
     """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -155,7 +157,7 @@ def deterministic(actor):
 
     def act(observation):
         with torch.no_grad():
-            return actor(torch.from_numpy(observation)[None])[0].numpy()
+            return actor(torch.as_tensor(observation)[None])[0].cpu().numpy()
 
     return act
 
@@ -256,7 +258,7 @@ class Generators:
     def load_state_dict(self, state):
         for rng, value in zip(self.rngs, state["states"], strict=True):
             if isinstance(rng, torch.Generator):
-                rng.set_state(value)
+                rng.set_state(value.cpu())
             else:
                 rng.bit_generator.state = value
 
@@ -336,6 +338,10 @@ def check_args(args):
         least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")
+    try:
+        torch.empty(1, device=args.device)
+    except (RuntimeError, AssertionError):  # the second from a torch without CUDA
+        raise SystemExit(f"--device is {args.device}, which torch does not find here: give cpu, or cuda on a machine with such a GPU") from None
     if args.capture_video and importlib.util.find_spec("moviepy") is None:
         raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
     try:
@@ -355,12 +361,12 @@ def train(args, folder):
     # Evaluating and logging draw from streams of their own, so that they never change training.
     streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 3)]
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
-    policy_rng = torch.Generator().manual_seed(int(streams[1].generate_state(1)[0]))
+    policy_rng = torch.Generator(args.device).manual_seed(int(streams[1].generate_state(1)[0]))
     env = make_env(args.env_id, p_tremble=args.p_tremble)
 
     demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
-    observations, actions = torch.from_numpy(demos.observations), torch.from_numpy(demos.actions)
-    validation_observations, validation_actions = torch.from_numpy(validation_demos.observations), torch.from_numpy(validation_demos.actions)
+    observations, actions = torch.as_tensor(demos.observations), torch.as_tensor(demos.actions)
+    validation_observations, validation_actions = torch.as_tensor(validation_demos.observations), torch.as_tensor(validation_demos.actions)
     validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
     validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon, args.seed)
 
@@ -374,7 +380,7 @@ def train(args, folder):
 
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = torch.load(checkpoint, map_location=args.device, weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
         counts, references = saved["counts"], saved["references"]
@@ -426,7 +432,7 @@ def report(args, folder):
     for name, what in (("policy.pt", "selected"), ("final_policy.pt", "final")):
         if not (folder / name).exists():
             raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
-        saved = torch.load(folder / name, weights_only=True)
+        saved = torch.load(folder / name, map_location=args.device, weights_only=True)
         actor = Actor(env.observation_space.shape[0], env.action_space)
         actor.load_state_dict(saved["actor"])
         score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
@@ -447,11 +453,13 @@ def main():
         if not (folder / "args.json").exists():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
         saved = json.loads((folder / "args.json").read_text())
-        args = Args(**{field.name: saved[field.name] for field in fields(Args)})
+        args = Args(**{field.name: saved[field.name] for field in fields(Args)} | ({"device": "cpu"} if mode == "eval" else {}))
     else:
         mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if mode != "eval":  # which needs no demonstrations
         check_args(args)
+    if args.device != "cpu":
+        torch.set_default_device(args.device)
     torch.set_num_threads(args.torch_threads)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if mode == "eval":

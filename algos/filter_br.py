@@ -66,6 +66,8 @@ class Args:
     """the same for the scores at the end of the run, and for --eval (10; mazes 100)"""
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
+    device: str = "cpu"
+    """where networks, replay buffer and batches are: "cpu" or "cuda"; the environment stays on the CPU"""
     torch_threads: int = 1
     """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -374,8 +376,8 @@ class ReplayBuffer:
     """A ring of transitions in one preallocated float32 matrix: (s, a | s', terminated, reward). `terminated` is never set by the horizon."""
 
     def __init__(self, capacity, obs_dim, action_dim):
-        self.rows = torch.zeros(capacity, 2 * obs_dim + action_dim + 2)
-        self.numpy_rows = self.rows.numpy()  # the same memory: writing a row through numpy takes a third of the time
+        self.numpy_rows = np.zeros((capacity, 2 * obs_dim + action_dim + 2), np.float32)  # `add` writes here, in a third of the time that torch would take
+        self.rows = torch.as_tensor(self.numpy_rows)  # on the CPU the same memory, on a GPU a copy that `label` keeps up to date
         self.obs_dim, self.sa_dim = obs_dim, obs_dim + action_dim
         self.n_added, self.n_labelled = 0, 0
 
@@ -399,6 +401,7 @@ class ReplayBuffer:
 
     def load_state_dict(self, state):
         self.rows[: len(state["rows"])] = state["rows"]
+        self.numpy_rows[: len(state["rows"])] = state["rows"].cpu()
         self.n_added, self.n_labelled = state["n_added"], state["n_labelled"]
 
 
@@ -561,7 +564,9 @@ def reward_shift(f, expert_pairs, args):
 def label(buffer, f, shift):
     """Give the transitions that have none their learned reward, in large batches: far cheaper than f on every batch of every update."""
     oldest = max(buffer.n_labelled, buffer.n_added - len(buffer))
-    for rows in torch.arange(oldest, buffer.n_added).remainder(len(buffer.rows)).split(8192):
+    for rows in torch.arange(oldest, buffer.n_added, device="cpu").remainder(len(buffer.rows)).split(8192):
+        if buffer.rows.device.type != "cpu":  # see ReplayBuffer
+            buffer.rows[rows] = torch.as_tensor(buffer.numpy_rows[rows.numpy()])
         buffer.rows[rows, -1] = f(buffer.rows[rows, : buffer.sa_dim]) + shift
     buffer.n_labelled = buffer.n_added
 
@@ -605,7 +610,7 @@ def deterministic(actor):
 
     def act(observation):
         with torch.no_grad():
-            return actor(torch.from_numpy(observation)[None])[0].numpy()
+            return actor(torch.as_tensor(observation)[None])[0].cpu().numpy()
 
     return act
 
@@ -620,7 +625,7 @@ def sampler(actor, rng, hold):
             if t % hold == 0:
                 noise = actor.sample_noise(rng)
             t += 1
-            return actor.sample(torch.from_numpy(observation)[None], rng, noise)[0][0].numpy()
+            return actor.sample(torch.as_tensor(observation)[None], rng, noise)[0][0].cpu().numpy()
 
     return act
 
@@ -721,7 +726,7 @@ class Generators:
     def load_state_dict(self, state):
         for rng, value in zip(self.rngs, state["states"], strict=True):
             if isinstance(rng, torch.Generator):
-                rng.set_state(value)
+                rng.set_state(value.cpu())
             else:
                 rng.bit_generator.state = value
 
@@ -801,6 +806,10 @@ def check_args(args):
         least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")
+    try:
+        torch.empty(1, device=args.device)
+    except (RuntimeError, AssertionError):  # the second from a torch without CUDA
+        raise SystemExit(f"--device is {args.device}, which torch does not find here: give cpu, or cuda on a machine with such a GPU") from None
     if args.capture_video and importlib.util.find_spec("moviepy") is None:
         raise SystemExit("--capture-video needs a package that is not installed: pip install moviepy")
     try:
@@ -822,12 +831,12 @@ def train(args, folder):
     # Evaluating and logging draw from streams of their own, so that they never change training.
     streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 6)]
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
-    policy_rng, reward_rng = (torch.Generator().manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
+    policy_rng, reward_rng = (torch.Generator(args.device).manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
     reset_rng, warmup_rng = (np.random.default_rng(stream) for stream in streams[3:5])
     env, rollout_env = (make_env(args.env_id, p_tremble=args.p_tremble, horizon=args.horizon, seed=(args.seed, stream)) for stream in (6, 7))
 
     demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
-    expert_pairs = torch.from_numpy(np.concatenate([demos.observations, demos.actions], axis=1))
+    expert_pairs = torch.as_tensor(np.concatenate([demos.observations, demos.actions], axis=1))
     expert_weight = len(expert_pairs) / demos.n_episodes / env.horizon
     validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
     validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), make_env(args.env_id).horizon, args.seed)
@@ -850,7 +859,7 @@ def train(args, folder):
 
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = torch.load(checkpoint, map_location=args.device, weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
         observation, counts, references = env.observation, saved["counts"], saved["references"]
@@ -870,7 +879,7 @@ def train(args, folder):
 
         # ---- Reward player: best response to the current policy alone, f <- argmax_f L(pi_i, f), on whole trajectories from the start states.
         rollouts = [roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), 1)[0][0] for _ in range(args.n_rollouts)]
-        learner_pairs = torch.from_numpy(np.concatenate(rollouts))
+        learner_pairs = torch.as_tensor(np.concatenate(rollouts))
         counts["rollout_timesteps"] += len(learner_pairs)
         learner_weight = len(learner_pairs) / args.n_rollouts / env.horizon  # see moment_gap
         weights = (expert_weight, learner_weight) if args.payoff == "sum" else (1.0, 1.0)
@@ -943,7 +952,7 @@ def report(args, folder):
     for name, what in (("policy.pt", "selected"), ("final_policy.pt", "final")):
         if not (folder / name).exists():
             raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
-        saved = torch.load(folder / name, weights_only=True)
+        saved = torch.load(folder / name, map_location=args.device, weights_only=True)
         actor = load_actor(args, env, saved["actor"])
         score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
         del score["validation_error"]
@@ -963,11 +972,13 @@ def main():
         if not (folder / "args.json").exists():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
         saved = json.loads((folder / "args.json").read_text())
-        args = Args(**{field.name: saved[field.name] for field in fields(Args)})
+        args = Args(**{field.name: saved[field.name] for field in fields(Args)} | ({"device": "cpu"} if mode == "eval" else {}))
     else:
         mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if mode != "eval":  # which needs no demonstrations
         check_args(args)
+    if args.device != "cpu":
+        torch.set_default_device(args.device)
     torch.set_num_threads(args.torch_threads)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if mode == "eval":
