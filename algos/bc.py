@@ -435,8 +435,11 @@ def report(args, folder):
         saved = torch.load(folder / name, map_location=args.device, weights_only=True)
         actor = Actor(env.observation_space.shape[0], env.action_space)
         actor.load_state_dict(saved["actor"])
-        score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
-        del score["validation_error"]
+        if scores and scores["selected"]["step"] == saved["step"]:
+            score = scores["selected"]  # the same policy
+        else:
+            score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
+            del score["validation_error"]
         percent = f" ({score['success_percent']:.0f} % successes)" if "success_percent" in score else ""
         print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}{percent}"
               f" over {args.final_eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip

@@ -1009,8 +1009,11 @@ def report(args, folder):
             raise SystemExit(f"{folder} has no {name} yet: the first is saved after {args.eval_every} outer iterations")
         saved = torch.load(folder / name, map_location=args.device, weights_only=True)
         actor = load_actor(args, env, saved["actor"])
-        score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
-        del score["validation_error"]
+        if scores and scores["selected"]["step"] == saved["step"]:
+            score = scores["selected"]  # the same policy
+        else:
+            score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
+            del score["validation_error"]
         percent = f" ({score['success_percent']:.0f} % successes)" if "success_percent" in score else ""
         print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}{percent}"
               f" over {args.final_eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip

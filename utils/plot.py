@@ -21,7 +21,7 @@ import tyro
 from scipy.stats import bootstrap, trim_mean
 
 LEVELS = (0.5, 0.8, 0.9)
-NOT_COMPARED = ("env_id", "seed", "resume", "eval", "capture_video", "torch_threads", "exp_name", "versions", "machine")
+NOT_COMPARED = ("env_id", "seed", "resume", "eval", "capture_video", "device", "torch_threads", "exp_name", "versions", "machine")
 
 
 @dataclass
