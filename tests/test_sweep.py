@@ -95,7 +95,8 @@ def make_checkout(tmp_path):
 
 def start(checkout, *words):
     with open(checkout / "said", "w") as file:  # a pipe would stay open for as long as a job lives
-        process = subprocess.Popen([sys.executable, "utils/sweep.py", *map(str, words)], cwd=checkout, stdout=file, stderr=file)
+        heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background jobs, and so their children, ignore it
+        process = subprocess.Popen([sys.executable, "utils/sweep.py", *map(str, words)], cwd=checkout, stdout=file, stderr=file, preexec_fn=heed)
     process.said = checkout / "said"
     return process
 
