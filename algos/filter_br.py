@@ -547,6 +547,7 @@ def expert_transitions(demos):
     buffer = ReplayBuffer(len(demos.actions), demos.observations.shape[1], demos.actions.shape[1])
     for row in zip(demos.observations, demos.actions, demos.next_observations, demos.terminated, strict=True):
         buffer.add(*row)
+    buffer.rows.copy_(torch.as_tensor(buffer.numpy_rows))  # for a GPU: cloning comes before `label`
     return buffer
 
 

@@ -81,6 +81,20 @@ def test_rows_reach_the_device_when_they_are_labelled():
     assert torch.equal(buffer.rows.as_subclass(torch.Tensor), torch.tensor(expected, dtype=torch.float32))
 
 
+@by_name(*GAMES)
+def test_the_demonstrations_are_on_the_device_before_cloning(module, monkeypatch):
+    make = module.ReplayBuffer.__init__
+
+    def make_with_two_sides(self, *arguments):
+        make(self, *arguments)
+        self.rows = self.rows.clone()
+
+    monkeypatch.setattr(module.ReplayBuffer, "__init__", make_with_two_sides)
+    column = np.array([[1.0], [2.0]], np.float32)
+    demos = SimpleNamespace(observations=column, actions=10 * column, next_observations=column + 1, terminated=[False, True])
+    assert torch.equal(module.expert_transitions(demos).rows, torch.tensor([[1.0, 10, 2, 0, 0], [2, 20, 3, 1, 0]]))
+
+
 @by_name(bc, *GAMES)
 def test_a_device_that_is_not_there_is_refused(module, tiny):
     for device in ("gpu", "cuda:77", *([] if torch.cuda.is_available() else ["cuda"])):
