@@ -978,6 +978,8 @@ def main():
         if not (folder / "args.json").exists():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
         saved = json.loads((folder / "args.json").read_text())
+        if missing := [field.name for field in fields(Args) if field.name not in saved]:
+            raise SystemExit(f"{folder} was made by a script without --{missing[0].replace('_', '-')}: use that version, commit {saved['versions']['commit']}")
         args = Args(**{field.name: saved[field.name] for field in fields(Args)} | ({"device": "cpu"} if mode == "eval" else {}))
     else:
         mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"

@@ -822,6 +822,8 @@ def table(args):
 
 def saved_args(folder):
     saved = json.loads((folder / "args.json").read_text())
+    if missing := [field.name for field in fields(Args) if field.name not in saved]:
+        raise SystemExit(f"{folder} was made by a script without --{missing[0].replace('_', '-')}: use that version, commit {saved['versions']['commit']}")
     return Args(**{field.name: saved[field.name] for field in fields(Args)})
 
 

@@ -292,6 +292,20 @@ def files_of(folder):
     return saved | {"metrics.csv": metrics(folder), "scores.json": (folder / "scores.json").read_text(), "checkpoint.pt": checkpoint(folder)}
 
 
+@pytest.mark.parametrize("script", [*FILES, "mmdp"])
+@pytest.mark.parametrize("mode", ["--resume", "--eval"])
+def test_a_run_of_an_older_version(mode, script, checkout):
+    """Which had a flag less: a sentence that names the flag and the commit, and an untouched folder."""
+    module, folder = importlib.import_module(f"algos.{script}"), checkout / "runs" / "older"
+    folder.mkdir(parents=True)
+    described = module.describe_run(module.Args())
+    del described["eval_episodes"]
+    (folder / "args.json").write_text(json.dumps(described))
+    message = command(checkout, mode, folder, script=script)
+    assert "older was made by a script without --eval-episodes" in message and described["versions"]["commit"] in message and "\n" not in message
+    assert json.loads((folder / "args.json").read_text()) == described and len(list(folder.iterdir())) == 1
+
+
 MOMENTS = [(script, *moment) for script in FILES if script != "filter_br" for moment in (("checkpoint.pt", 2), ("final_policy.pt", 3), ("scores.json", 1))]
 MOMENTS += [("nrmm_dual", "mixture.pt", 2)]
 
