@@ -241,6 +241,19 @@ def sb3_run(args, env_id, alpha):
     return Turns(loop, Timers(CLOCKS[args.clock]))
 
 
+def products_per_second(clock, n=20):
+    """Updates a second if one were nothing but its 16 products of 256 x 256 x 256: with a batch of 256, SAC's hidden layers, there and back.
+
+    Forward the policy at s' and s, the two target Q-functions at s', the two Q-functions at both actions at s; backward (two products a layer) the Q-functions'
+    loss and the policy's, the latter also through the Q-functions' inputs (one product a layer).
+    """
+    a, b = torch.randn(2, 256, 256)
+    out, began = torch.empty(256, 256), clock()
+    for _ in range(16 * n):
+        torch.mm(a, b, out=out)
+    return n / (clock() - began)
+
+
 def measure(args, folder, script, env_id, alpha=None):
     """Two runs in turns: start and later or, with `alpha`, SB3 and the script. Seconds of an outer iteration at the script's defaults, by part and chunk."""
     torch.set_num_threads(args.torch_threads)
@@ -253,7 +266,7 @@ def measure(args, folder, script, env_id, alpha=None):
     defaults = load_script(script).Args(env_id=env_id)
     often = dict.fromkeys(POLICY_PLAYER, defaults.iteration_timesteps / args.interactions)
     often[EVALUATION] = defaults.eval_episodes / EVAL_EPISODES / defaults.eval_every
-    chunks, peaks = {name: [] for name in runs}, []
+    chunks, peaks, products = {name: [] for name in runs}, [], []
     for run in runs.values():
         for _ in range(2):  # to warm up; the second has all parts in it
             run.chunk(args.interactions)
@@ -262,7 +275,8 @@ def measure(args, folder, script, env_id, alpha=None):
         for name, run in runs.items():
             seconds = run.chunk(args.interactions)
             chunks[name].append({part: seconds.get(part, 0.0) * often.get(part, 1.0) for part in PARTS})
-    case = {"case": script if alpha is None else f"alpha {alpha:g}", "task": env_id, "peak_mib": peaks}
+        products.append(products_per_second(CLOCKS[args.clock]))
+    case = {"case": script if alpha is None else f"alpha {alpha:g}", "task": env_id, "peak_mib": peaks, "products": products}
     return case | {"iteration": defaults.iteration_timesteps, "chunks": chunks}
 
 
@@ -281,11 +295,12 @@ def report(cases, about):
         (a, first), (b, second) = case["chunks"].items()
         rates = {parts: [[case["iteration"] / sum(c[p] for p in parts) for c in run] for run in (first, second)] for parts in (PARTS, POLICY_PLAYER)}
         ratios = [spread([y / x for x, y in zip(*rates[parts], strict=True)], 2) for parts in (PARTS, POLICY_PLAYER)]
-        speed.append([case["case"], case["task"], f"{a}, {b}", *(spread(run, 0) for run in rates[PARTS]), *ratios, *(f"{m:.0f}" for m in case["peak_mib"])])
+        speed.append([case["case"], case["task"], f"{a}, {b}", *(spread(run, 0) for run in rates[PARTS]), *ratios, spread(case["products"], 0)])
+        speed[-1] += [f"{m:.0f}" for m in case["peak_mib"]]
         for name, run in case["chunks"].items():
             seconds = [statistics.median(chunk[part] for chunk in run) for part in PARTS]
             shares += [[case["case"], case["task"], name, *(f"{100 * s / sum(seconds):.1f}" for s in seconds)]] if name != "SB3" else []
-    header = ["case", "task", "A, B", "A: interactions/s", "B", "B/A", "B/A, policy player alone", "peak MiB: A", "A and B"]
+    header = ["case", "task", "A, B", "A: interactions/s", "B", "B/A", "B/A, policy player alone", "an update's products alone: /s", "peak MiB: A", "A and B"]
     text = f"Median (range) over chunks in turns. {about}", table(header, speed), "Time in %, medians:", table(["case", "task", "run", *PARTS], shares)
     return "\n\n".join(text)
 
