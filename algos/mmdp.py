@@ -10,7 +10,7 @@ algorithm. On the paper's small MDPs the games are solved exactly; on classic co
     python algos/mmdp.py --env-id Dante-v0 --horizon 10 --eps 0.02 --p-tremble 0 --negations
     python algos/mmdp.py --resume runs/RUN                                     go on with an interrupted run, to the same numbers
     python algos/mmdp.py --eval runs/RUN                                       score the saved policies
-    python algos/mmdp.py --table discrete                                      the README's table and figure, or those of continuous actions
+    python algos/mmdp.py --table discrete                                      the tables of runs/results/README.md (or continuous)
 
 Signs: f(s, a) is a *reward*, high on the expert. Time: decisions t = 1..T, lists from 0. One interaction is one step of the environment; resets are free.
 An episode that has ended stays in one absorbing state until T: so a fall or a reached goal is seen as often as it lasts.
@@ -741,7 +741,7 @@ def report(args, folder):
     return scores
 
 
-# ================================================================================================================================ the README's table
+# ========================================================================================================================= the tables of the results
 
 N_SEEDS = {"discrete": 10, "continuous": 5}
 VARIANTS = {"paper": {}, "suffix": {"payoff": "suffix"}, "uniform": {"first_actions": "uniform"}}
