@@ -135,6 +135,8 @@ class Args:
     """TD3+BC: gradient steps of behavioural cloning before anything else"""
     critic_warmup: int = 10_000
     """TD3+BC: gradient steps of the critic alone before the cloned policy follows it: a random critic undoes the cloning (0: the paper)"""
+    q_weight: float = 2.5
+    """TD3+BC: weight of Q against the pull to the expert's actions"""
 
     def __post_init__(self):
         """What is left out takes its value from DEFAULTS, where the mazes differ."""
@@ -491,11 +493,12 @@ class TD3BC:
 
     A batch comes from the learner's buffer or, with probability 1/2, from the demonstrations. There the policy is pulled to the expert's actions too:
 
-        minimise -2.5 mean Q(s, pi(s)) / mean |Q(s, pi(s))|  (+ mean (pi(s) - a)^2, in units of the action range, on the demonstrations)
+        minimise -q_weight mean Q(s, pi(s)) / mean |Q(s, pi(s))|  (+ mean (pi(s) - a)^2, in units of the action range, on the demonstrations)
     """
 
-    def __init__(self, obs_dim, action_space, gamma, tau, critic_warmup, expert_buffer, rng):
-        self.gamma, self.tau, self.critic_warmup, self.obs_dim, self.rng, self.expert_buffer = gamma, tau, critic_warmup, obs_dim, rng, expert_buffer
+    def __init__(self, obs_dim, action_space, gamma, tau, critic_warmup, q_weight, expert_buffer, rng):
+        self.gamma, self.tau, self.critic_warmup, self.q_weight = gamma, tau, critic_warmup, q_weight
+        self.obs_dim, self.rng, self.expert_buffer = obs_dim, rng, expert_buffer
         self.sa_dim = obs_dim + action_space.shape[0]
         self.actor, self.target_actor = DeterministicActor(obs_dim, action_space), DeterministicActor(obs_dim, action_space)
         self.critic, self.target_critic = TwinQ(self.sa_dim), TwinQ(self.sa_dim)
@@ -543,7 +546,7 @@ class TD3BC:
         if self.n_updates % 2 == 0 and self.n_updates > self.critic_warmup:
             actions = self.actor(observations)
             value = self.critic(torch.cat([observations, actions], 1))[0]
-            actor_loss = -2.5 * value.mean() / value.abs().mean().detach()
+            actor_loss = -self.q_weight * value.mean() / value.abs().mean().detach()
             if is_expert:
                 actor_loss = actor_loss + self.cloning_loss(batch, actions)
             actor_loss.backward(inputs=self.actor_parameters)
@@ -842,7 +845,7 @@ def check_args(args):
         value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
         if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
             raise SystemExit(f"{flag} is {value}: give a number from 0 to 1")
-        if field.name.endswith("learning_rate") and value < 0:
+        if field.name.endswith(("learning_rate", "q_weight")) and value < 0:
             raise SystemExit(f"{flag} is {value}: give at least 0")
         if field.name == "init_temperature" and value <= 0:
             raise SystemExit(f"{flag} is {value}: give a number above 0")
@@ -892,7 +895,7 @@ def train(args, folder):
     if args.learner == "sac":
         agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
     else:
-        agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, args.critic_warmup, expert_transitions(demos), policy_rng)
+        agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, args.critic_warmup, args.q_weight, expert_transitions(demos), policy_rng)
     for network in (f, *agent.networks) if args.standardize else ():
         network.standardize.fit(expert_pairs[:, :obs_dim])
     n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)

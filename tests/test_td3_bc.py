@@ -110,7 +110,8 @@ def make_td3(n_expert=50, seed=0, **changes):
     expert.rows[:], expert.n_added = torch.randn(n_expert, 12, generator=rng), n_expert
     expert.rows[:, 4:6] = (0.3 * expert.rows[:, :2] + torch.tensor([0.0, 1.0])).clamp(torch.tensor(LOW), torch.tensor(HIGH))
     expert.rows[:, -2], expert.rows[:, -1] = (torch.arange(n_expert) % 4 == 0).float(), 1.0
-    return TD3BC(4, box(LOW, HIGH), **({"gamma": 0.9, "tau": 0.02, "critic_warmup": 0, "expert_buffer": expert, "rng": generator(seed)} | changes))
+    settings = {"gamma": 0.9, "tau": 0.02, "critic_warmup": 0, "q_weight": 2.5, "expert_buffer": expert, "rng": generator(seed)}
+    return TD3BC(4, box(LOW, HIGH), **(settings | changes))
 
 
 def learner_batch(n=32):
@@ -179,11 +180,12 @@ def test_target_noise_is_clipped():
     assert abs(np.corrcoef(noise.T)[0, 1]) < 0.03
 
 
+@pytest.mark.parametrize("q_weight", [2.5, 0.25])
 @pytest.mark.parametrize("is_expert", [True, False], ids=["demonstrations", "learner"])
-def test_update_against_plain_torch(is_expert):
+def test_update_against_plain_torch(is_expert, q_weight):
     """A second update, in double precision with nothing of TD3BC's own code: two gradients, two steps, both soft updates and what is logged."""
     seed = next(seed for seed in range(20) if (torch.rand((), generator=generator(seed)) < 0.5) == is_expert)
-    td3, batch, rate = make_td3(seed=seed), learner_batch(), 1e-3
+    td3, batch, rate = make_td3(seed=seed, q_weight=q_weight), learner_batch(), 1e-3
     td3.n_updates = 1
     for vector, online in ((td3.target_vector, td3.critic_optimizer.vector), (td3.target_actor_vector, td3.actor_optimizer.vector)):
         assert torch.equal(vector, online), "target networks start as copies"
@@ -212,7 +214,7 @@ def test_update_against_plain_torch(is_expert):
             p.copy_(new)
     actions = plain_action(actor, s)
     value = plain_q(critic, torch.cat([s, actions], 1))[0]  # the first of the two alone
-    actor_loss = -2.5 / value.abs().mean().item() * value.mean()
+    actor_loss = -q_weight / value.abs().mean().item() * value.mean()
     if is_expert:
         actor_loss = actor_loss + (((actions - a) / 2) ** 2).mean()  # half the range is 2
     gradient = flat(torch.autograd.grad(actor_loss, list(actor.parameters())))
@@ -370,6 +372,7 @@ REFUSED = {
     "episodes": ({"final_eval_episodes": 0}, "--final-eval-episodes is 0: give at least 1"),
     "steps": ({"cloning_steps": -1}, "--cloning-steps is -1: give at least 0"),
     "warm-up": ({"critic_warmup": -1}, "--critic-warmup is -1: give at least 0"),
+    "weight of Q": ({"q_weight": -0.1}, "--q-weight is -0.1: give at least 0"),
 }
 
 
