@@ -77,7 +77,7 @@ class Args:
     n_actions: int = 2
     """Tree: number of actions"""
     eps: float = 0.0
-    """Cliff, Dante: with eps > 0, the policies are given that the paper prescribes, one of which errs with probability eps T; MMDP finds the rest: Dante's first"""
+    """if above 0, the paper's policies are given, one of which errs with probability eps T: all of Cliff's, and all but Dante's first, which MMDP finds"""
     negations: bool = False
     """close the reward class of a small MDP under negation, as the paper assumes (classic control's always is)"""
 
@@ -271,6 +271,8 @@ def load_expert(args, task):
 
         demos = record(env, policy, args.n_demos, "the task's scripted expert")
     states = np.array([set_state(env, state) is not None and env.unwrapped.state for state in demos.states], dtype=np.float64)
+    for episode in np.flatnonzero((demos.lengths < task.T) & ~demos.terminated[demos.episode_starts[1:] - 1]):
+        raise ValueError(f"{args.demos}: demonstration {episode} was cut off after {demos.lengths[episode]} steps: give --horizon at most that")
     shape = demos.n_episodes, task.T
     expert = Expert(np.zeros((*shape, states.shape[1])), np.zeros(shape, dtype=float if task.continuous else np.int64), np.zeros(shape, dtype=bool))
     for episode, (start, end) in enumerate(zip(demos.episode_starts[:-1], demos.episode_starts[1:])):

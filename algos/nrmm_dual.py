@@ -145,7 +145,7 @@ class Args:
                 setattr(self, name, in_mazes if self.env_id in MAZE_ENVS else value)
 
 
-# Of flags whose default depends on the task: the paper's PyBullet settings, for all tasks but the mazes, and its AntMaze settings. README: departures.
+# Of flags whose default depends on the task: for all tasks but the mazes, and for them. From the paper's PyBullet and AntMaze settings; README: departures.
 DEFAULTS = {
     "p_tremble": (0.1, 0.0),
     "horizon": (None, 700),
@@ -218,7 +218,7 @@ class Actor(nn.Module):
         return self.log_std.exp() * torch.randn(self.log_std.shape, generator=rng) if self.gsde else None
 
     def sample(self, observations, rng, noise=None):
-        """Actions (B, action_dim) and the log-density (B,) of tanh(u), so in units of the action range. Without `noise`, gSDE draws one for the batch."""
+        """Actions (B, action_dim) and the log-density (B,) of tanh(u), so in units of `scale`. Without `noise`, gSDE draws one for the batch."""
         h = self.hidden(observations)
         mean = self.mean_of(h)
         if self.gsde:
@@ -493,7 +493,7 @@ class TD3BC:
 
     A batch comes from the learner's buffer or, with probability 1/2, from the demonstrations. There the policy is pulled to the expert's actions too:
 
-        minimise -q_weight mean Q(s, pi(s)) / mean |Q(s, pi(s))|  (+ mean (pi(s) - a)^2, in units of the action range, on the demonstrations)
+        minimise -q_weight mean Q(s, pi(s)) / mean |Q(s, pi(s))|  (+ mean (pi(s) - a)^2, in units of `scale`, on the demonstrations)
     """
 
     def __init__(self, obs_dim, action_space, gamma, tau, critic_warmup, q_weight, expert_buffer, rng):
@@ -511,7 +511,7 @@ class TD3BC:
         self.n_updates = 0
 
     def cloning_loss(self, batch, actions):
-        """Mean squared distance of `actions` to the batch's, in units of the action range."""
+        """Mean squared distance of `actions` to the batch's, in units of the actor's `scale`, half the action range."""
         return ((actions - batch[:, self.obs_dim : self.sa_dim]) / self.actor.scale).square().mean()
 
     def clone(self, n_steps, batch_size, learning_rate):
@@ -851,6 +851,8 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give a number above 0")
         if field.name == "gsde" and value and args.learner == "td3_bc":
             raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
+        if field.name == "critic_warmup" and args.learner == "td3_bc" and value >= args.total_timesteps // args.train_freq * args.gradient_steps:
+            raise SystemExit(f"{flag} is {value}, and the run ends before the cloned policy may move: give fewer, or a longer --total-timesteps")
         least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")
@@ -882,11 +884,12 @@ def train(args, folder):
     reset_rng, warmup_rng = (np.random.default_rng(stream) for stream in streams[3:5])
     env, rollout_env = (make_env(args.env_id, p_tremble=args.p_tremble, horizon=args.horizon, seed=(args.seed, stream)) for stream in (6, 7))
 
-    demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+    evaluation_env = make_env(args.env_id, p_tremble=args.p_tremble)
+    demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos, evaluation_env)
     expert_pairs = torch.as_tensor(np.concatenate([demos.observations, demos.actions], axis=1))
     expert_weight = len(expert_pairs) / demos.n_episodes / env.horizon
     validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
-    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), make_env(args.env_id).horizon, args.seed)
+    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), evaluation_env.horizon, args.seed)
 
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
     f = Reward(obs_dim + action_dim)
@@ -916,7 +919,7 @@ def train(args, folder):
         references["random policy"] = evaluate(args, None, (args.seed, 9, 1), args.eval_episodes)["return"]
         if args.learner == "td3_bc":
             agent.clone(args.cloning_steps, args.batch_size, args.learning_rate)
-        rollouts.add(try_policy(args, rollout_env, agent.actor, policy_rng, counts))  # of the policy that nothing has taught yet
+        rollouts.add(try_policy(args, rollout_env, agent.actor, policy_rng, counts))  # of the first policy, which no reward has taught yet
     log = Log(folder, n_kept=counts["iteration"])
     progress = tqdm(total=args.total_timesteps, initial=counts["timesteps"], unit="step", disable=None)
     say = progress.write
@@ -926,7 +929,7 @@ def train(args, folder):
     for iteration in range(counts["iteration"] + 1, n_iterations + 1):
         remaining = 1 - (iteration - 1) / n_iterations
 
-        # ---- Reward player: no regret over sum_i L(pi_i, f), on whole trajectories of all kept so far and the untrained first.
+        # ---- Reward player: no regret over sum_i L(pi_i, f), on whole trajectories of all kept so far and the first.
         learner_pairs = rollouts.pairs
         learner_weight = len(learner_pairs) / rollouts.n_episodes / env.horizon  # see moment_gap
         weights = (expert_weight, learner_weight) if args.payoff == "sum" else (1.0, 1.0)

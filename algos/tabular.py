@@ -510,6 +510,8 @@ def tree(args):
 def alpha(args):
     """What expert resets save in exploration, on the tree, and what they cost in compounding errors, on the cliff (see training_error)."""
     alphas, x, eps, rows, tree_curves, cliff_curves = np.array((0, 0.1, 0.25, 0.5, 0.75, 1)), np.linspace(0, 1, 101), args.eps, [], [], []
+    if eps == 0:
+        raise ValueError("eps is 0: without an error there is no cost to show, give an eps above 0")
     for k, T in enumerate(args.horizons or (8, 12)):
         n = [np.median([nrmm(2, T, seed, alpha=a).policy_steps for seed in range(args.n_seeds)]) for a in alphas]
         # The error is linear in the probability of the mistake: scale that until the error is eps.

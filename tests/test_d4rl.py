@@ -266,6 +266,19 @@ def test_long_roll_outs_are_cut_to_the_horizon_with_a_warning(tmp_path):
     assert env.step(demos.actions[-1])[3]  # every state that can be reset to has a step left
 
 
+def test_the_validation_demonstrations_are_cut_to_the_horizon_of_evaluation(tmp_path):
+    """Else a policy as good as the expert would be compared with one that seems to end early."""
+    pytest.importorskip("mujoco")
+    env, evaluation_env = make_env(ANT, horizon=30, seed=3), make_env(ANT, horizon=40)
+    walks = [walk_like_d4rl(env, 41) for _ in range(2)]
+    path = write(tmp_path / "two.hdf5", {name: np.concatenate([walk[name] for walk in walks]) for name in walks[0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        demos, validation_demos, _ = load_split(path, env, 1, 1, evaluation_env)
+    assert demos.lengths.tolist() == [30] and validation_demos.lengths.tolist() == [40]
+    np.testing.assert_array_equal(validation_demos.observations[:, :29], walks[1]["observations"][:40])
+
+
 # ----------------------------------------------------------------------------------------------------------------------- found in the cache or fetched
 
 CONTENT = b"not really a file of 231 MB"

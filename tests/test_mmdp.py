@@ -670,6 +670,8 @@ def test_demonstrations_that_do_not_fit(command, tmp_path):
     save(tmp_path / "demos.npz", demos)
     with pytest.raises(SystemExit, match="horizon"):
         command(**QUICK | {"horizon": 5}, demos=tmp_path / "demos.npz")
+    with pytest.raises(SystemExit, match="demonstration 0 was cut off after 6 steps: give --horizon at most that"):  # and did not end in a fall
+        command(**QUICK | {"horizon": 7}, demos=tmp_path / "demos.npz")
     demos.states = None
     save(tmp_path / "stateless.npz", demos)
     with pytest.raises(SystemExit, match="no simulator states"):

@@ -356,6 +356,7 @@ def test_bad_input_gets_one_sentence(make, says):
 @pytest.mark.parametrize("arguments, says", [
     (["tree", "--horizons", "0"], "T is 0"),
     (["alpha", "--eps", "0.5"], "eps T is 0.5 * 8 = 4"),
+    (["alpha", "--eps", "0"], "eps is 0"),
     (["cliff", "--eps", "0.02"], "eps T is 0.02 * 100 = 2"),
 ])  # fmt: skip
 def test_bad_arguments_end_the_command_with_one_sentence(arguments, says, monkeypatch, tmp_path):

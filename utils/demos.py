@@ -245,11 +245,12 @@ def load(source, env, n_demos=None, check_dynamics=True):
     return demos
 
 
-def load_split(source, env, n_demos, n_validation_demos):
+def load_split(source, env, n_demos, n_validation_demos, evaluation_env=None):
     """What a training script needs: Demos to train on (the first in the file), Demos to select the policy by (the last), and known returns.
 
     An empty `source` means the demonstrations shipped for the task. The returns are {name: mean return}: of the demonstrations, or where utils/train_expert.py
-    has noted it beside the file (.json), of their expert in an environment that trembles like `env`. Raises DemosError.
+    has noted it beside the file (.json), of their expert in an environment that trembles like `env`. Those to select by are whole up to the horizon of
+    `evaluation_env`, where policies are scored, if it is another than that of `env`, where they are trained. Raises DemosError.
     """
     shipped = Path(__file__).parent / "data" / f"{env.unwrapped.spec.id}.npz"
     path = source or (shipped.with_suffix(".hdf5") if shipped.with_suffix(".hdf5").exists() else shipped)
@@ -261,7 +262,8 @@ def load_split(source, env, n_demos, n_validation_demos):
     notes = Path(path).with_suffix(".json")
     if notes.exists() and (measured := json.loads(notes.read_text()).get("returns", {}).get(f"{env.p_tremble:g}")):
         references = {f"expert (p_tremble {env.p_tremble:g})": measured["mean"]}
-    return demos.subset(range(n_demos)), demos.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes)), references
+    whole = load(path, evaluation_env, check_dynamics=False) if evaluation_env and evaluation_env.horizon != env.horizon else demos
+    return demos.subset(range(n_demos)), whole.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes)), references
 
 
 def read(source, env_id=""):
