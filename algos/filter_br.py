@@ -801,7 +801,9 @@ def check_args(args):
         value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
         if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
             raise SystemExit(f"{flag} is {value}: give a number from 0 to 1")
-        if field.name.endswith(("learning_rate", "q_weight")) and value < 0:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SystemExit(f"{flag} is {value}: give a finite number")
+        if field.name.endswith(("learning_rate", "q_weight", "gradient_penalty", "gradient_target")) and value < 0:
             raise SystemExit(f"{flag} is {value}: give at least 0")
         if field.name == "init_temperature" and value <= 0:
             raise SystemExit(f"{flag} is {value}: give a number above 0")

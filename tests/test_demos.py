@@ -226,8 +226,12 @@ def test_record_keeps_both_actions_and_who_what_where(hopper):
 
 
 def test_actions_out_of_bounds_are_not_recorded(env):
-    with pytest.raises(DemosError, match=r"actions has 2 in row 0 \(episode 0, step 0\), outside \[-1, 1\]"):
-        record(env, lambda observation: np.array([0.0, 2.0, 0.0]), 1, "a test")
+    """The first one is refused, before the episode goes on."""
+    with pytest.raises(DemosError, match=r"^recording: the policy's action \[0. 2. 0.\] in step 3 of episode 0 is not in Box\(-1.0, 1.0, \(3,\), float32\)$"):
+        record(env, lambda observation: np.array([0.0, 2.0 * (env.t == 3), 0.0]), 1, "a test")
+    assert env.t == 3
+    with pytest.raises(DemosError, match="action 0.9 in step 0 of episode 0 is not in Discrete"):  # and is not recorded as 0
+        record(make_env("CartPole-v1"), lambda observation: 0.9, 1, "a test")
 
 
 # ----------------------------------------------------------------------------------------------------------------------------------- loading
@@ -512,6 +516,14 @@ SHIPPED = sorted((Path(__file__).parents[1] / "utils" / "data").glob("*.npz"))
 
 def test_something_is_shipped_for_the_first_command_of_the_readme():
     assert "HopperBulletEnv-v0" in [path.stem for path in SHIPPED]
+
+
+@pytest.mark.parametrize("notes", ["[]", "{", '{"returns": 3}', '{"returns": {"0": 5}}'])
+def test_notes_of_something_else_beside_the_file(notes, tmp_path, hopper, env):
+    path = write(tmp_path / "mine.npz", hopper)
+    path.with_suffix(".json").write_text(notes)
+    with pytest.raises(DemosError, match=r"mine.json: is not the notes that utils/train_expert.py writes beside demonstrations: rename or move it$"):
+        load_split(path, env, 1, 1)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -44,7 +44,7 @@ def test_no_step_of_training_leaves_the_device(module, learner, elsewhere, monke
             some.add(np.ones(4), np.ones(2), np.ones(4), False)
         module.label(some, f, 0.5)
     if learner == "td3_bc":
-        agent = module.TD3BC(4, box, 0.99, 0.005, 0, expert_buffer, None)
+        agent = module.TD3BC(4, box, 0.99, 0.005, 0, 2.5, expert_buffer, None)
         agent.clone(2, 8, 1e-3)
     else:
         agent = module.SAC(4, box, 0.99, 0.005, learner == "gsde", 1.0, None)
@@ -110,7 +110,7 @@ def test_trains_on_a_gpu(module, learner, tiny, tmp_path):
     changes = {} if module is bc else {"learner": learner}
     torch.set_default_device("cuda")
     try:
-        run(module, tiny(module=module, device="cuda", **changes), tmp_path)
+        run(tiny(module=module, device="cuda", **changes), tmp_path)
     finally:
         torch.set_default_device(None)
     assert all(np.isfinite(float(row["eval/return"])) for row in metrics(tmp_path))

@@ -517,6 +517,11 @@ def test_wrong_states():
     np.testing.assert_array_equal(get_state(env), state)  # a refused state changes nothing
 
 
+def test_the_horizon_of_a_small_mdp_has_one_name():
+    with pytest.raises(ValueError, match="T of Tree-v0 is its horizon: give horizon=5 instead"):
+        make_env("Tree-v0", T=5)
+
+
 @pytest.mark.parametrize("env_id", ["HoperBulletEnv-v0", "Hopper-v99", "no_such_package:Task-v0", "nonsense"])
 def test_unknown_ids_list_the_known_ones(env_id):
     with pytest.raises(ValueError) as error:

@@ -1166,6 +1166,8 @@ REFUSED = {
     "alpha": (["--alpha", "1.5"], "--alpha is 1.5: give a number from 0 to 1"),
     "zero": (["--eval-every", "0"], "--eval-every is 0: give at least 1"),
     "rate": (["--disc-learning-rate", "-0.1"], "--disc-learning-rate is -0.1: give at least 0"),
+    "not a number": (["--reward-level", "nan"], "--reward-level is nan: give a finite number"),
+    "penalty": (["--gradient-penalty", "-10"], "--gradient-penalty is -10.0: give at least 0"),
     "temperature": (["--init-temperature", "0"], "--init-temperature is 0.0: give a number above 0"),
     "no such demonstrations": (["--demos", "nowhere.npz"], "nowhere.npz: no such file"),
     "too few demonstrations": (["--n-demos", "5"], "holds 5 demonstrations, of which --n-demos 5 and --n-validation-demos 2 take 7"),

@@ -156,6 +156,23 @@ def test_point_demonstrations(tmp_path):
     assert notes["returns"]["0"]["mean"] == 2 / notes["returns"]["0"]["episodes"] and notes["walker_steps"] == 0
 
 
+def test_recording_killed_before_its_end_starts_again(tmp_path, monkeypatch):
+    """The demonstrations appear as the last, whole and checked, so that they are never without their notes."""
+    args = Args(env_id=POINT, n_demos=1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "write_atomically", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        module.record_demonstrations(args, tmp_path)
+    assert not (tmp_path / f"{POINT}.hdf5").exists()
+    module.record_demonstrations(args, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{POINT}.hdf5", f"{POINT}.json"]
+
+
+def test_an_evaluation_before_the_first_update(tmp_path):
+    module.train_walker(dataclasses.replace(ARGS, total_timesteps=40, eval_every=20, learning_starts=30), tmp_path)
+    first, last = rows_of(tmp_path)
+    assert "critic_loss" not in first and "critic_loss" in last
+
+
 def test_only_successes_are_kept_and_a_hopeless_expert_is_refused():
     """A controller that stands still in every other episode: as many failures as successes, none of them in the arrays."""
     env, n_started = make_env(POINT, horizon=400, seed=1), 0
@@ -174,6 +191,8 @@ def test_only_successes_are_kept_and_a_hopeless_expert_is_refused():
 def test_refusals(tmp_path, monkeypatch):
     for args, message in (
         (Args(env_id="Hopper-v5", out=str(tmp_path)), "--env-id Hopper-v5 is no maze: give one of antmaze-umaze-v2, "),
+        (Args(env_id="antmaze-large-v2", out=str(tmp_path)), "--env-id antmaze-large-v2 is no maze"),
+        (Args(n_demos=0, out=str(tmp_path)), "--n-demos is 0: give at least 1"),
         (Args(out=str(tmp_path), record=True), "holds no walker.pt yet: leave out --record"),
     ):
         monkeypatch.setattr(module.tyro, "cli", lambda cls, args=args: args)

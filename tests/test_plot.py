@@ -130,14 +130,18 @@ def test_an_argument_that_a_task_has_to_itself_is_no_difference(runs):
 
 
 def test_what_is_left_out_is_said_once(runs):
+    make_run(runs, "mmdp", 1, [99], finished=False)  # which has no scores.json, and tables of its own
     before = table_of(runs)
+    assert "mmdp" not in before
     stopped = make_run(runs, "filter_br", 4, [99], finished=False)
     make_run(runs, "filter_br", 3, [99], finished=False)  # begun again, and finished then
     again = make_run(runs, "bc", 2, [99, 99], final=99)
+    beside = make_run(runs, "filter_br", 3, [99, 99, 99], final=99, torch_threads=2)  # no other run for that
     lines = table_of(runs).splitlines()
+    assert [line for line in lines if line.startswith(f"- {beside.name} is left out: ") and "has the same arguments" in line]
     assert f"- {stopped.name} is left out: it is not finished." in lines
     assert [line for line in lines if line.startswith(f"- {again.name} is left out: ") and "has the same arguments" in line]
-    assert len([line for line in lines if "left out" in line]) == 2 and lines[:4] == before.splitlines()[:4]
+    assert len([line for line in lines if "left out" in line]) == 3 and lines[:4] == before.splitlines()[:4]
 
 
 def refusal(runs):

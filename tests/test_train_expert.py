@@ -173,6 +173,18 @@ def test_refuses_to_go_on_with_other_arguments(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["args.json"]
 
 
+@pytest.mark.parametrize("change, says", [
+    ({"env_id": "CartPole-v1"}, "--env-id CartPole-v1 has discrete actions"),
+    ({"env_id": "Pendulm-v1"}, "unknown environment 'Pendulm-v1'"),
+    ({"n_demos": 0}, "--n-demos is 0: give at least 1"),
+])  # fmt: skip
+def test_refuses_what_can_not_be_before_anything_is_written(change, says, tmp_path, monkeypatch):
+    monkeypatch.setattr(module.tyro, "cli", lambda cls: dataclasses.replace(ARGS, out=str(tmp_path / "out"), **change))
+    with pytest.raises(SystemExit, match=f"^{says}"):
+        module.main()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_refuses_to_overwrite_demonstrations(tmp_path, monkeypatch):
     (tmp_path / "Pendulum-v1.npz").write_text("precious")
     monkeypatch.setattr(module.tyro, "cli", lambda cls: dataclasses.replace(ARGS, out=str(tmp_path)))

@@ -167,7 +167,10 @@ def installed_versions():
 
 
 def record(env, policy, n_episodes, made_by):
-    """Demos of `n_episodes` whole episodes of policy(observation) -> action in `env` (from utils.envs.make_env), from its own start states."""
+    """Demos of `n_episodes` whole episodes of policy(observation) -> action in `env` (from utils.envs.make_env), from its own start states.
+
+    Raises DemosError at the first action that is not in the environment's action space.
+    """
     rows = {name: [] for name in PER_STEP}
     final_observations, reset_seeds, episode_starts = [], [], [0]
     for _ in range(n_episodes):
@@ -175,7 +178,11 @@ def record(env, policy, n_episodes, made_by):
         reset_seeds.append(info["seed"])
         done = False
         while not done:
-            state, action = get_state(env), np.asarray(policy(observation), dtype=env.action_space.dtype)
+            state, action = get_state(env), np.asarray(policy(observation))
+            if isinstance(env.action_space, gym.spaces.Box):
+                action = action.astype(env.action_space.dtype)
+            if not env.action_space.contains(action):
+                raise DemosError("recording", f"the policy's action {action} in step {env.t} of episode {len(episode_starts) - 1} is not in {env.action_space}")
             next_observation, reward, terminated, truncated, info = env.step(action)
             step = (observation, action, info["executed_action"], reward, terminated, truncated, state)
             for values, value in zip(rows.values(), step, strict=True):
@@ -260,8 +267,11 @@ def load_split(source, env, n_demos, n_validation_demos, evaluation_env=None):
         raise DemosError(path, f"holds {demos.n_episodes} demonstrations, {asked}: give at least 1 each, and no more than it holds")
     references = {f"demonstrations (p_tremble {demos.p_tremble:g})": float(demos.returns.mean())}
     notes = Path(path).with_suffix(".json")
-    if notes.exists() and (measured := json.loads(notes.read_text()).get("returns", {}).get(f"{env.p_tremble:g}")):
-        references = {f"expert (p_tremble {env.p_tremble:g})": measured["mean"]}
+    try:
+        if notes.exists() and (measured := json.loads(notes.read_text()).get("returns", {}).get(f"{env.p_tremble:g}")):
+            references = {f"expert (p_tremble {env.p_tremble:g})": float(measured["mean"])}
+    except (ValueError, TypeError, AttributeError, KeyError):
+        raise DemosError(notes, "is not the notes that utils/train_expert.py writes beside demonstrations: rename or move it") from None
     whole = load(path, evaluation_env, check_dynamics=False) if evaluation_env and evaluation_env.horizon != env.horizon else demos
     return demos.subset(range(n_demos)), whole.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes)), references
 
@@ -495,11 +505,11 @@ def main():
     commands.add_parser("inspect", help="episodes, lengths, returns, ranges, versions, who made it").add_argument("file")
     verify_parser = commands.add_parser("verify", help="restore every state, apply the recorded action, print the greatest error and where")
     verify_parser.add_argument("file")
-    verify_parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="greatest accepted error, relative to max(1, |recorded|)")
+    verify_parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="greatest accepted error, relative to max(1, |recorded|), of states that are exact")
     args = parser.parse_args()
     try:
         inspect(args.file) if args.command == "inspect" else verify(args.file, args.tolerance)
-    except DemosError as error:
+    except ValueError as error:  # of the demonstrations (DemosError) or of their environment
         sys.exit(str(error))
 
 

@@ -392,6 +392,8 @@ def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None, **kw
     if str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
         _require("mujoco", env_id, MUJOCO_INSTALL)
     if env_id in SMALL_MDPS:
+        if "T" in kwargs:
+            raise ValueError(f"T of {env_id} is its horizon: give horizon={kwargs['T']} instead")
         kwargs["T"] = horizon = spec.kwargs["T"] if horizon is None else horizon
     if horizon is None and spec.max_episode_steps is None:
         raise ValueError(f"{env_id} has no registered time limit: give a horizon in steps")

@@ -197,7 +197,7 @@ def train_walker(args, out):
     else:
         observation = walk.reset()
     rows = [line for line in metrics.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step] if step else []
-    act, started, first_step = sampler(agent.actor, rng, 1), time.time(), step
+    act, started, first_step, logs = sampler(agent.actor, rng, 1), time.time(), step, {}
     while step < args.total_timesteps:
         action = walk.action_space.low + 2 * warmup_rng.random(8) if step < args.learning_starts else act(observation)
         next_observation, reward, fell, done = walk.step(action)
@@ -307,19 +307,23 @@ def record_demonstrations(args, out):
     made_by += f"; the {args.n_demos} successes of {n_episodes} episodes"
     path = out / f"{args.env_id}.hdf5"
     attributes = {"env_id": args.env_id, "made_by": made_by, "versions": json.dumps(installed_versions()), "exact_states": True}
-    write_demos(path, arrays, attributes)
-    demos = load(path, env)  # which replays some of it
+    unchecked = path.with_name(f".{path.name}.unchecked.hdf5")
+    write_demos(unchecked, arrays, attributes)
+    demos = load(unchecked, env)  # which replays some of it
     rate = args.n_demos / n_episodes
     described = {name: value for name, value in describe_run(args).items() if name not in ("out", "record")} | {"exp_name": Path(__file__).stem}
     notes = {"returns": {"0": {"mean": rate, "std": math.sqrt(rate * (1 - rate)), "episodes": n_episodes}}, "walker_steps": step, "args": described}
     write_atomically(out / f"{args.env_id}.json", json.dumps(notes, indent=2) + "\n")
+    unchecked.replace(path)  # the last, as its presence says that all is done
     print(f"{path}: {args.n_demos} of {n_episodes} episodes succeeded; {len(demos.rewards)} steps, {demos.lengths.min()} to {demos.lengths.max()} an episode")
 
 
 def main():
     args = tyro.cli(Args)
-    if not args.env_id.startswith(("antmaze-", "PointMaze_")):
+    if args.env_id not in MAZE_ENVS:
         raise SystemExit(f"--env-id {args.env_id} is no maze: give one of {', '.join(MAZE_ENVS)}")
+    if args.n_demos < 1:
+        raise SystemExit(f"--n-demos is {args.n_demos}: give at least 1")
     out = Path(args.out) if args.out else ROOT / "runs" / "expert" / args.env_id
     out.mkdir(parents=True, exist_ok=True)
     if (out / f"{args.env_id}.hdf5").exists():

@@ -55,9 +55,9 @@ def load_runs(folders):
     finished, interrupted, notes = {}, [], []
     for path in sorted(path for folder in folders for path in folder.glob("*/args.json")):
         args = json.loads(path.read_text())
-        known = json.dumps({name: args[name] for name in args if name not in ("versions", "machine")}, sort_keys=True)
-        if "exp_name" not in args:
+        if args.get("exp_name", "mmdp") == "mmdp":  # an expert's training, or MMDP, which has tables of its own
             continue
+        known = json.dumps({name: args[name] for name in args if name not in NOT_COMPARED or name in ("env_id", "seed", "exp_name")}, sort_keys=True)
         if not (path.parent / "scores.json").exists():
             interrupted.append((known, path.parent))
         elif known in finished:

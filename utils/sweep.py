@@ -70,6 +70,9 @@ def plan(args, extra):
     """The runs that are asked for. One sentence about the first thing that can't be, before anything is run."""
     if taken := [word for word in extra if word.split("=")[0].replace("_", "-") in OWN_FLAGS]:
         raise SystemExit(f"{taken[0]} is set by the sweep: leave it out after --")
+    for name in ("algos", "env_ids", "seeds"):
+        if not getattr(args, name):
+            raise SystemExit(f"--{name.replace('_', '-')} names none: give at least one")
     runs = []
     for algo in dict.fromkeys(args.algos):
         path = ROOT / "algos" / f"{algo}.py"

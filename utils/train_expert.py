@@ -258,12 +258,19 @@ def record_demonstrations(args, out):
 
 def main():
     args = tyro.cli(Args)
+    if args.n_demos < 1:
+        raise SystemExit(f"--n-demos is {args.n_demos}: give at least 1")
+    try:
+        if not hasattr(make_env(args.env_id).action_space, "high"):
+            raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     out = Path(args.out) if args.out else ROOT / "runs" / "expert" / args.env_id
     out.mkdir(parents=True, exist_ok=True)
     if (out / f"{args.env_id}.npz").exists():
         raise SystemExit(f"{out} already holds demonstrations, which are not overwritten: give another --out")
     saved = json.loads((out / "args.json").read_text()) if (out / "args.json").exists() else asdict(args)
-    changed = [name for name, value in asdict(args).items() if name not in ("out", "record") and saved.get(name) != value]
+    changed = [name for name, value in asdict(args).items() if name not in ("out", "record", "n_demos") and saved.get(name) != value]
     if changed:
         raise SystemExit(f"the run in {out} was started with another {', '.join(changed)}: give the same, or another --out")
     torch.set_num_threads(1)
