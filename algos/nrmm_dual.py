@@ -868,7 +868,7 @@ def check_args(args):
         env = make_env(args.env_id, p_tremble=args.p_tremble, horizon=getattr(args, "horizon", None))  # BC has none
         if not hasattr(env.action_space, "high"):
             raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
-        demos, _, _ = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
+        demos, _, _ = load_split(args.demos, env, args.n_demos, args.n_validation_demos, make_env(args.env_id, p_tremble=args.p_tremble))
         demos.need_states(args.demos or args.env_id, "NRMM")
     except ValueError as error:  # of the environment or of the demonstrations
         raise SystemExit(str(error)) from None

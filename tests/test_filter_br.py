@@ -1162,6 +1162,14 @@ def test_run_describes_itself(tiny, monkeypatch):
     assert describe_run(args)["versions"]["commit"] == "unknown"
 
 
+def test_demonstrations_longer_than_an_evaluation_are_refused_first(tmp_path):
+    """Training's --horizon holds them, and the policy is selected over the task's own, which does not."""
+    path = tmp_path / "long.npz"
+    save(path, record(make_env("Pendulum-v1", horizon=250), lambda observation: np.zeros(1), 2, "a test"))
+    with pytest.raises(SystemExit, match="has 250 steps and the horizon is 200"):
+        filter_br.check_args(Args(env_id="Pendulum-v1", demos=str(path), n_demos=1, n_validation_demos=1, horizon=250))
+
+
 REFUSED = {
     "alpha": (["--alpha", "1.5"], "--alpha is 1.5: give a number from 0 to 1"),
     "zero": (["--eval-every", "0"], "--eval-every is 0: give at least 1"),
