@@ -7,9 +7,10 @@ What is timed is what runs: each script's own `train`, in a thread that stands s
 calls. So two runs take turns in one process (A B A B ...), and a ratio compares neighbours: a load on the machine that comes and goes hits both.
 
 "start" is a fresh run. "later" is one whose buffer and history of roll-outs were filled to `--later` interactions through their own `add`, from the
-demonstrations; its networks are fresh ones, and the kept policies of nrmm_dual.py are not filled in. Neither warms up with random actions. A chunk is an outer
-iteration of `--interactions`, with an evaluation and a checkpoint; the tables put it together as the script's defaults have it, where both are rarer. In roll-outs
-and evaluations a fall does not end the episode, so that they cost the most they can: how long a fresh policy happens to stand says nothing about speed.
+demonstrations; its networks are as fresh as the other's, and the kept policies of nrmm_dual.py are not filled in. Neither warms up with random actions. A chunk
+is an outer iteration of `--interactions`, with an evaluation and a checkpoint; the tables put it together as the script's defaults have it, where both are
+rarer. In roll-outs and evaluations a fall does not end the episode, so that they cost the most they can: how long a fresh policy happens to stand says nothing
+about speed.
 
 "SB3" is Stable-Baselines3's SAC with filter_br.py's hyperparameters and task, on the true reward: no reward player, no labels, plain Adam, all in its favour.
 With alpha 0.5 its episodes start as in the authors' code: a reset replays the recorded actions of a demonstration up to a uniform time.
@@ -57,7 +58,9 @@ class Args:
     interactions: int = 640
     """interactions in a chunk; a multiple of 64, so that each has as many gradient steps as any other"""
     pairs: int = 3
-    """chunks of each of two runs; two more before them are not counted"""
+    """chunks of each of two runs"""
+    warmup: int = 2
+    """chunks before them that are not counted; 20 of 640 to let Adam's averages decay as in a long run, into denormal numbers where nothing flushes them"""
     later: int = 200_000
     """interactions behind the later run"""
     gsde: bool = False
@@ -188,7 +191,7 @@ def script_run(args, script, env_id, later=0, **changes):
     """The script's `train`, taking turns, one outer iteration a chunk; `later`: with as many interactions behind it."""
     timers, module = Timers(CLOCKS[args.clock]), load_script(script)
     changes |= {"gsde": args.gsde, "eval_every": 1, "eval_episodes": EVAL_EPISODES, "learning_starts": 0, "iteration_timesteps": args.interactions}
-    script_args = module.Args(env_id=env_id, total_timesteps=(args.pairs + 100) * args.interactions + 2 * args.later, **changes)
+    script_args = module.Args(env_id=env_id, total_timesteps=(args.pairs + args.warmup + 100) * args.interactions + 2 * args.later, **changes)
     put_timers(module, timers)
 
     def loop(tick):
@@ -236,7 +239,7 @@ def sb3_run(args, env_id, alpha):
         env = make_env(env_id, p_tremble=ours.p_tremble, seed=1)
         env = ReplayingReset(env, load_split("", env, ours.n_demos, ours.n_validation_demos)[0], alpha, seed=1)
         sac = SAC("MlpPolicy", env, lambda left: left * ours.learning_rate, learning_starts=0, use_sde=args.gsde, policy_kwargs=network, device="cpu", **same)
-        sac.learn((args.pairs + 100) * args.interactions + 2 * args.later, ConvertCallback(lambda local, _: tick() or True))
+        sac.learn((args.pairs + args.warmup + 100) * args.interactions + 2 * args.later, ConvertCallback(lambda local, _: tick() or True))
 
     return Turns(loop, Timers(CLOCKS[args.clock]))
 
@@ -268,7 +271,7 @@ def measure(args, folder, script, env_id, alpha=None):
     often[EVALUATION] = defaults.eval_episodes / EVAL_EPISODES / defaults.eval_every
     chunks, peaks, products = {name: [] for name in runs}, [], []
     for run in runs.values():
-        for _ in range(2):  # to warm up; the second has all parts in it
+        for _ in range(args.warmup):  # the second has all parts in it
             run.chunk(args.interactions)
         peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10))
     for _ in range(args.pairs):
