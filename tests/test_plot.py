@@ -129,6 +129,16 @@ def test_an_argument_that_a_task_has_to_itself_is_no_difference(runs):
     assert list(name_runs(load_runs([runs])[0])["B-v0"]) == ["filter_br"]
 
 
+def test_a_run_from_before_a_flag_was_made_ran_with_its_default(runs):
+    make_run(runs, "filter_br", 4, [0, 0, 0], q_weight=2.5)
+    make_run(runs, "filter_br", 5, [0, 0, 0], q_weight=0.25)
+    make_run(runs, "a_fork", 1, [0, 0, 0], own_flag=1)
+    make_run(runs, "a_fork", 1, [0, 0, 0])
+    groups = name_runs(load_runs([runs])[0])["A-v0"]
+    counts = {label: len(group) for label, group in groups.items()}
+    assert counts == {"bc": 2, "filter_br q_weight=2.5": 4, "filter_br q_weight=0.25": 1, "a_fork own_flag=1": 1, "a_fork own_flag=unset": 1}
+
+
 def test_what_is_left_out_is_said_once(runs):
     make_run(runs, "mmdp", 1, [99], finished=False)  # which has no scores.json, and tables of its own
     before = table_of(runs)

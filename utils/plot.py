@@ -9,17 +9,21 @@ Curves are interquartile means over seeds of the true return, in bands of 95 % b
 """
 
 import csv
+import functools
+import importlib
 import json
 import math
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import tyro
 from scipy.stats import bootstrap, trim_mean
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 LEVELS = (0.5, 0.8, 0.9)
 NOT_COMPARED = ("env_id", "seed", "resume", "eval", "capture_video", "device", "torch_threads", "exp_name", "versions", "machine")
 
@@ -57,6 +61,7 @@ def load_runs(folders):
         args = json.loads(path.read_text())
         if args.get("exp_name", "mmdp") == "mmdp":  # an expert's training, or MMDP, which has tables of its own
             continue
+        args = defaults(args["exp_name"], args["env_id"]) | args
         known = json.dumps({name: args[name] for name in args if name not in NOT_COMPARED or name in ("env_id", "seed", "exp_name")}, sort_keys=True)
         if not (path.parent / "scores.json").exists():
             interrupted.append((known, path.parent))
@@ -68,6 +73,14 @@ def load_runs(folders):
     if not finished:
         raise SystemExit(f"{', '.join(map(str, folders))}: no finished run (with args.json, metrics.csv and scores.json) stands directly in it")
     return list(finished.values()), notes
+
+
+@functools.cache
+def defaults(exp_name, env_id):
+    """What the script's flags are when left out: so ran a run from before one of them was made, since a new flag's default keeps what was."""
+    if not (ROOT / "algos" / f"{exp_name}.py").exists():
+        return {}
+    return asdict(importlib.import_module(f"algos.{exp_name}").Args(env_id=env_id))
 
 
 def load_run(folder, args):
