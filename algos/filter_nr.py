@@ -893,6 +893,7 @@ def train(args, folder):
     parts = {"agent": agent, "buffer": buffer, "f": f, "f_optimizer": f_optimizer, "env": env, "rollout_env": rollout_env}
     parts |= {"rollouts": rollouts, "rngs": Generators(policy_rng, reward_rng, reset_rng, warmup_rng)}
 
+    started = time.time()
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=args.device, weights_only=True)
@@ -908,7 +909,7 @@ def train(args, folder):
     progress = tqdm(total=args.total_timesteps, initial=counts["timesteps"], unit="step", disable=None)
     say = progress.write
     say(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
-    started = time.time() - counts["seconds"]
+    started -= counts["seconds"]
 
     for iteration in range(counts["iteration"] + 1, n_iterations + 1):
         remaining = 1 - (iteration - 1) / n_iterations

@@ -5,8 +5,9 @@ Read `train` at the end first: it is the algorithm. Differs from filter_nr.py in
 expert state at a uniform time, with a uniformly random first action; of its policies in an outer iteration the best under the present reward is kept
 (and no other enters the mixture); and what is returned is the uniform mixture of those kept, which draws one of them an episode.
 
-Departures, both from the paper's own footnote on practice: SAC improves the policy on the whole suffix, instead of solving a cost-sensitive classification of
-first actions (algos/tabular.py does that, exactly, on small MDPs), and it goes on from the last policy and its buffer, whose rewards are recomputed.
+Departures: SAC improves the policy on the whole suffix (the paper's own footnote on practice), instead of solving a cost-sensitive classification of first
+actions (algos/tabular.py does that, exactly, on small MDPs); it goes on from the last policy and its buffer, whose rewards are recomputed; the best policy is
+chosen by roll-outs from the start states, not on held-out states of the expert; and f also sees the first, untaught policy, which the mixture leaves out.
 
     python algos/nrmm_dual.py --env-id HopperBulletEnv-v0      train on the demonstrations that the repository ships
     python algos/nrmm_dual.py --demos FILE --env-id ...        train on your own (utils/demos.py describes the format)
@@ -913,6 +914,7 @@ def train(args, folder):
     parts = {"agent": agent, "buffer": buffer, "f": f, "f_optimizer": f_optimizer, "env": env, "rollout_env": rollout_env}
     parts |= {"rollouts": rollouts, "rngs": Generators(policy_rng, reward_rng, reset_rng, warmup_rng)}
 
+    started = time.time()
     checkpoint = folder / "checkpoint.pt"
     if checkpoint.exists():
         saved = torch.load(checkpoint, map_location=args.device, weights_only=True)
@@ -928,7 +930,7 @@ def train(args, folder):
     progress = tqdm(total=args.total_timesteps, initial=counts["timesteps"], unit="step", disable=None)
     say = progress.write
     say(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
-    started = time.time() - counts["seconds"]
+    started -= counts["seconds"]
 
     for iteration in range(counts["iteration"] + 1, n_iterations + 1):
         remaining = 1 - (iteration - 1) / n_iterations

@@ -93,6 +93,7 @@ def test_first_reaching():
 def test_area():
     assert area(np.array([10, 20]), np.array([1.0, 0.5])) == pytest.approx((10 * 0.5 + 10 * 0.75) / 20)
     assert area(np.array([10, 40]), np.array([-1.0, 1.0])) == pytest.approx((10 * -0.5 + 30 * 0) / 40)  # intervals count by their length
+    assert area(np.array([10, 40]), np.array([0.5, 1.0]), cloned=True) == pytest.approx((10 * 0.5 + 30 * 0.75) / 40)
 
 
 # -------------------------------------------------------------------------------------------------------------------------------------------- table
@@ -109,9 +110,14 @@ def test_table_by_value(runs):
 
 
 def test_the_mixture_has_a_column_where_there_is_one(runs):
-    make_run(runs, "nrmm_dual", 1, [0, 0, 0], mixture=50)
-    lines = [line.split(" | ") for line in table_of(runs).splitlines()[:5]]
-    assert [line[6] for line in lines if line[0] != "| ---"] == ["mixture", "-", "-", "50 (75%)"] and lines[4][4] == "0 (50%)"
+    folder = make_run(runs, "nrmm_dual", 1, [0, 0, 0], mixture=50)
+    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    mixture = ["eval/mixture_return", "", "-100", "", "40", "", "60"]  # of the way: 0, 0.7, 0.8
+    (folder / "metrics.csv").write_text("".join(",".join([*row, value]) + "\n" for row, value in zip(rows, mixture, strict=True)))
+    lines = [line.split(" | ") for line in table_of(runs).splitlines()]
+    assert [line[6] for line in lines[:5] if line[0] != "| ---"] == ["mixture", "-", "-", "50 (75%)"] and lines[4][4] == "0 (50%)"
+    assert lines[4][7:11] == ["20k (1/1)", "30k (1/1)", "- (0/1)", "0.37"]  # its curve is the mixture's: (0 + 0.35 + 0.75) / 3
+    assert any(line[0].startswith("- NRMM's curve") for line in lines)
 
 
 def test_other_arguments_are_never_averaged(runs):

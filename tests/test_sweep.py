@@ -370,7 +370,7 @@ def test_a_requeued_job_resumes(make_checkout, tmp_path, cluster):
     checkout, uninterrupted, pause = make_checkout(), make_checkout("uninterrupted"), tmp_path / "pause"
     pause.touch()
     flags = ["--pause", pause]
-    words = ["--algos", "stand_in", "--env-ids", "A-v0", "--seeds", 1, 2, "--slurm", f"cluster={cluster}", "time=20", "--", *flags]
+    words = ["--algos", "stand_in", "--env-ids", "A-v0", "--seeds", 1, 2, "--workers", 2, "--slurm", f"cluster={cluster}", "time=20", "--", *flags]
     code, said = finish(start(checkout, *words))
     assert code == 0 and said.count("submitted stand_in A-v0") == 2, said
     job = int(re.search(r"seed 1: job (\d+)", said)[1])
@@ -395,3 +395,19 @@ def test_a_requeued_job_resumes(make_checkout, tmp_path, cluster):
     assert len(runs_with(checkout, "args.json")) == 2
     code, said = finish(start(uninterrupted, *stand_ins(*flags, seeds=(1, 2))))
     assert code == 0 and table(checkout) == table(uninterrupted)
+
+
+@needs_proc
+def test_the_local_cluster_runs_as_many_as_there_are_workers(make_checkout, tmp_path):
+    pytest.importorskip("submitit")
+    checkout, pause = make_checkout(), tmp_path / "pause"
+    pause.touch()
+    words = ["--algos", "stand_in", "--env-ids", "A-v0", "--seeds", 1, 2, "--slurm", "cluster=local", "time=20", "--", "--pause", pause]
+    process = start(checkout, *words)
+    wait_until(lambda: len(runs_with(checkout, "checkpoint.pt")) == 1)
+    time.sleep(3)  # in which the second would begin
+    assert process.poll() is None and len(runs_with(checkout, "args.json")) == 1
+    pause.unlink()
+    code, said = finish(process)
+    assert code == 0 and said.count("submitted stand_in A-v0") == 2, said
+    wait_until(lambda: len(runs_with(checkout, "scores.json")) == 2)

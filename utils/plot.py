@@ -46,7 +46,7 @@ class Run:
     timesteps: np.ndarray
     """(n,) interactions used for policy optimisation at the evaluations; none in behavioural cloning"""
     returns: np.ndarray
-    """(n,) true returns there; in the mazes, percent of successes"""
+    """(n,) true returns there, of the policy or, in NRMM, of the mixture of policies; in the mazes, percent of successes"""
     seconds: float
     """wall time"""
 
@@ -88,7 +88,8 @@ def load_run(folder, args):
     with open(folder / "metrics.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     evaluations = [] if "charts/gradient_steps" in rows[0] else [row for row in rows if row["eval/return"]]
-    timesteps, returns = (np.array([float(row[name]) for row in evaluations]) for name in ("charts/timesteps", "eval/return"))
+    returned = "eval/mixture_return" if "eval/mixture_return" in rows[0] else "eval/return"
+    timesteps, returns = (np.array([float(row[name]) for row in evaluations]) for name in ("charts/timesteps", returned))
     if in_percent(scores):  # in the mazes a success returns 1
         returns *= 100
         for what, values in scores.items():
@@ -155,9 +156,12 @@ def first_reaching(timesteps, shares, level):
     return timesteps[reached[0]] if len(reached) else math.inf
 
 
-def area(timesteps, shares):
-    """Mean share over the interactions up to the last evaluation: linear between evaluations, from 0 at the start, where the policy is random."""
-    return np.trapezoid([0, *shares], [0, *timesteps]) / timesteps[-1]
+def area(timesteps, shares, cloned=False):
+    """Mean share over the interactions up to the last evaluation: linear between evaluations, from 0 at the start, where the policy is random.
+
+    A policy that starts as a clone is there what it is at the first evaluation.
+    """
+    return np.trapezoid([shares[0] if cloned else 0, *shares], [0, *timesteps]) / timesteps[-1]
 
 
 # ======================================================================================================================================== table
@@ -178,7 +182,8 @@ def row(task, label, group, expert, random):
         curves = [(np.array([0.0]), np.array([(run.scores["selected"]["return"] - random) / (expert - random)])) for run in group]
     reached = [[first_reaching(*curve, level) for curve in curves] for level in LEVELS]
     cells = [f"{'-' if math.isinf(np.median(each)) else thousands(np.median(each))} ({np.isfinite(each).sum()}/{len(each)})" for each in reached]
-    areas = [area(*curve) if curve[0][-1] else curve[1][0] for curve in curves]
+    cloned = group[0].args.get("learner") == "td3_bc"
+    areas = [area(*curve, cloned) if curve[0][-1] else curve[1][0] for curve in curves]
     minutes = np.mean([run.seconds for run in group]) / 60
     return [task, label, len(group), thousands(curves[0][0][-1]), score("final"), score("selected"), score("mixture"), *cells, f"{np.mean(areas):.2f}", f"{minutes:.1f}"]  # fmt: skip
 
@@ -206,7 +211,9 @@ def make_table(tasks, notes):
         "Returns: mean ± standard deviation over seeds of the true return on fresh episodes, and in brackets the share of the way from random to expert.",
         "Until 50 %, 80 %, 90 %: interactions at the first evaluation that far along the way, median over seeds (infinity for one that never got there), and"
         + " in brackets how many seeds got there. Behavioural cloning uses no interactions, and is its selected policy throughout.",
-        "Area: mean over the interactions of that share, from 0 at the start; mean over seeds. Minutes: wall time of a run, mean over seeds.",
+        "Area: mean over the interactions of that share, from 0 at the start (in the mazes, where a clone starts, as at the first evaluation); mean over seeds."
+        + " Minutes: wall time of a run, mean over seeds.",
+        *["NRMM's curve, and all behind the column mixture, is its mixture's. Choosing its policies takes more interactions."] * ("mixture" in header),
         f"Code: {commits}. Machine: {machines}.",
         *notes,
     ]

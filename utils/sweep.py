@@ -201,8 +201,8 @@ class ClusterJob:
         return DelayedSubmission(self)  # what submitit requeues when Slurm warns it of the time limit: the same again
 
 
-def submit(runs, options, extra):
-    """Hand the runs to Slurm, but those that it already has."""
+def submit(runs, options, extra, workers):
+    """Hand the runs to Slurm, but those that it already has. With cluster=local, which queues nothing, at most `workers` run at once."""
     options = {"cluster": "slurm", "time": "1440", "cpus_per_task": "1"} | dict(option.split("=", 1) for option in options)
     cluster, minutes = options.pop("cluster"), int(options.pop("time"))
     if importlib.util.find_spec("submitit") is None:
@@ -215,13 +215,17 @@ def submit(runs, options, extra):
     queued = subprocess.run(squeue, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     executor = submitit.AutoExecutor(RUNS / "sweep" / "jobs", cluster=cluster, slurm_max_num_timeout=1000)
     executor.update_parameters(timeout_min=minutes, **{f"slurm_{name}": int(value) if value.isdigit() else value for name, value in options.items()})
+    jobs = []
     for run in runs:
         if run.log.stem in queued:
             print(f"queued    {run.name}")
         else:
             executor.update_parameters(name=run.log.stem)
             words = [str(Path(__file__).resolve()), "--algos", run.algo, "--env-ids", run.env_id, "--seeds", str(run.seed), "--", *extra]
-            print(f"submitted {run.name}: job {executor.submit(ClusterJob(words)).job_id}, {os.path.relpath(run.log)}")
+            if cluster == "local" and len(jobs) >= workers:
+                jobs[-workers].wait()
+            jobs.append(executor.submit(ClusterJob(words)))
+            print(f"submitted {run.name}: job {jobs[-1].job_id}, {os.path.relpath(run.log)}")
 
 
 def main():
@@ -239,7 +243,7 @@ def main():
     if args.dry_run:
         return
     if args.slurm:
-        return submit(missing, args.slurm, extra)
+        return submit(missing, args.slurm, extra, args.workers)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         failed = sweep(missing, args.workers)
