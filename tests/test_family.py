@@ -327,7 +327,7 @@ def test_resumes_to_the_same_numbers(script, name, nth, runs, tmp_path):
 def test_killed_and_resumed(script, tiny, tmp_path, checkout):
     """kill -9 at a random moment after the first checkpoint, and --resume in a new process."""
     module = importlib.import_module(f"algos.{script}")
-    length = {"total_gradient_steps": 3000, "iteration_gradient_steps": 300} if script == "bc" else {"total_timesteps": 1000}
+    length = {"total_gradient_steps": 1500, "iteration_gradient_steps": 300} if script == "bc" else {"total_timesteps": 1000}
     args = tiny(HOPPER, module, **length)
     program = [sys.executable, f"algos/{script}.py"]
     process = subprocess.Popen([*program, *flags(args)], cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
