@@ -2,7 +2,8 @@
 
     python utils/plot.py runs/ --out FOLDER      writes FOLDER/learning_curves.png and FOLDER/table.md
 
-It reads args.json, metrics.csv and scores.json of the runs that stand directly in the given folders, and from algos/ the defaults of flags that a run does not know.
+It reads args.json, metrics.csv and scores.json of the runs that stand directly in the given folders, and from algos/ the defaults of flags that a run does
+not know.
 
 Curves are interquartile means over seeds of the true return, in bands of 95 % bootstrap confidence. Shares count from the random policy (0 %) to the expert
 (100 %), both in the environment that the policies are evaluated in, and are means over a task's runs.
