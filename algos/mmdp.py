@@ -857,7 +857,10 @@ def main():
         if args.demos and Path(args.demos).exists():
             args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
         start_folder(args, folder)
-    train(args, folder)
+    try:
+        train(args, folder)
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted; to go on: python {sys.argv[0]} --resume {folder}") from None
 
 
 if __name__ == "__main__":

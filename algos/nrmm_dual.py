@@ -1067,7 +1067,10 @@ def main():
             args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
         folder.mkdir(parents=True)
         write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
-    train(args, folder)
+    try:
+        train(args, folder)
+    except KeyboardInterrupt:
+        raise SystemExit(f"interrupted; to go on: python {sys.argv[0]} --resume {folder}") from None
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ import io
 import itertools
 import json
 import math
+import os
 import random
 import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -345,6 +347,23 @@ def test_killed_and_resumed(script, tiny, tmp_path, checkout):
     run(args, tmp_path / "uninterrupted")
     resumed, expected = files_of(folder), files_of(tmp_path / "uninterrupted")
     assert [file for file in expected if not same(resumed[file], expected[file])] == []
+
+
+@modules(*FILES)
+def test_an_interrupt_says_how_to_go_on(script, tiny, checkout, monkeypatch):
+    """Ctrl-C in the second iteration: one sentence, no traceback, and what it names finishes the run."""
+    replace, checkpoints = os.replace, []
+
+    def interrupted(temporary, path):
+        if Path(path).name == "checkpoint.pt" and (checkpoints.append(path) or len(checkpoints) == 2):
+            raise KeyboardInterrupt
+        return replace(temporary, path)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    message = command(checkout, *flags(tiny("Counter-v0", importlib.import_module(f"algos.{script}"))), script=script)
+    (folder,) = checkout.glob("runs/*")
+    assert message == f"interrupted; to go on: python {checkout}/algos/{script}.py --resume {folder}" and not (folder / "scores.json").exists()
+    assert command(checkout, *message.split()[-2:], script=script) is None and (folder / "scores.json").exists()
 
 
 @modules(*(script for script in FILES if script != "filter_br"))

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -599,6 +600,18 @@ def test_command_line(command, tmp_path, capsys):
     save(tmp_path / "demos.npz", record(env, lambda o: task.experts[0].act(o[None])[0], 4, "a test"))
     command(**QUICK, demos=tmp_path / "demos.npz")
     assert capsys.readouterr().out.splitlines()[-3:] == trained
+
+
+def test_an_interrupt_says_how_to_go_on(command, tmp_path, monkeypatch):
+    write = mmdp.Log.write
+    monkeypatch.setattr(mmdp.Log, "write", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(SystemExit, match="^interrupted; to go on: python .* --resume ") as exit:
+        command(**QUICK)
+    monkeypatch.setattr(mmdp.Log, "write", write)
+    folder = Path(str(exit.value).split()[-1])
+    assert not (folder / "scores.json").exists()
+    command(resume=folder)
+    assert (folder / "scores.json").exists()
 
 
 def test_table(command, tmp_path, monkeypatch, capsys):
