@@ -609,9 +609,9 @@ def test_an_interrupt_says_how_to_go_on(command, tmp_path, monkeypatch):
         command(**QUICK)
     monkeypatch.setattr(mmdp.Log, "write", write)
     folder = Path(str(exit.value).split()[-1])
-    assert not (folder / "scores.json").exists()
+    assert not (folder / "policy.pt").exists()
     command(resume=folder)
-    assert (folder / "scores.json").exists()
+    assert (folder / "policy.pt").exists()
 
 
 def test_table(command, tmp_path, monkeypatch, capsys):
