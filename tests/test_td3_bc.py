@@ -447,6 +447,28 @@ def test_resumes_to_the_same_numbers(module, name, nth, td3_runs, tmp_path):
 
 
 @scripts(*SCRIPTS)
+def test_seconds_count_the_pre_training_and_no_pause(module, tiny, tmp_path, monkeypatch):
+    """By a clock that only cloning (1000 s) and roll-outs (1 s each) move, or, between two starts, a pause of an hour."""
+    now, clone, roll_out = [0.0], module.TD3BC.clone, module.roll_out
+
+    def takes(seconds, function):
+        return lambda *arguments: now.__setitem__(0, now[0] + seconds) or function(*arguments)
+
+    monkeypatch.setattr(module.time, "time", lambda: now[0])
+    monkeypatch.setattr(module.TD3BC, "clone", takes(1000, clone))
+    monkeypatch.setattr(module, "roll_out", takes(1, roll_out))
+    monkeypatch.setattr(module, "evaluate", lambda *arguments: dict.fromkeys(("return", "return_std", "length", "validation_error"), 0.5))
+    args = td3_counter(tiny, module, total_timesteps=300, iteration_timesteps=100)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        interrupt_file(patch, "checkpoint.pt", 2)
+        run(args, tmp_path)
+    now[0] += 3600
+    run(args, tmp_path)
+    first, each = (12, 8) if module is nrmm_dual else (4, 4)  # NRMM tries two policies an iteration, and one before the first
+    assert column(tmp_path, "charts/seconds").tolist() == [1000 + first, 1000 + first + each, 1000 + first + 2 * each]
+
+
+@scripts(*SCRIPTS)
 def test_pre_training_comes_first_and_once(module, tiny, tmp_path, monkeypatch):
     """Ahead of the first roll-out, with the learner's batch size and first learning rate; SAC has none, and a resumed run none more."""
     calls, clone, roll_out = [], module.TD3BC.clone, module.roll_out
