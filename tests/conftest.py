@@ -175,13 +175,13 @@ def interrupt(patch, name, nth):
     patch.setattr(owner, name, wrapped)
 
 
-def interrupt_file(patch, name, nth):
+def interrupt_file(patch, name, nth, error=Interrupted):
     """The nth version of the file `name` is written under its temporary name, and never takes the file's place."""
     replace, calls = os.replace, iter(range(1, 10_000))
 
     def wrapped(temporary, path):
         if os.path.basename(path) == name and next(calls) == nth:
-            raise Interrupted
+            raise error
         return replace(temporary, path)
 
     patch.setattr(os, "replace", wrapped)

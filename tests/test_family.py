@@ -10,14 +10,12 @@ import io
 import itertools
 import json
 import math
-import os
 import random
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -352,14 +350,7 @@ def test_killed_and_resumed(script, tiny, tmp_path, checkout):
 @modules(*FILES)
 def test_an_interrupt_says_how_to_go_on(script, tiny, checkout, monkeypatch):
     """Ctrl-C in the second iteration: one sentence, no traceback, and what it names finishes the run."""
-    replace, checkpoints = os.replace, []
-
-    def interrupted(temporary, path):
-        if Path(path).name == "checkpoint.pt" and (checkpoints.append(path) or len(checkpoints) == 2):
-            raise KeyboardInterrupt
-        return replace(temporary, path)
-
-    monkeypatch.setattr(os, "replace", interrupted)
+    interrupt_file(monkeypatch, "checkpoint.pt", 2, KeyboardInterrupt)
     message = command(checkout, *flags(tiny("Counter-v0", importlib.import_module(f"algos.{script}"))), script=script)
     (folder,) = checkout.glob("runs/*")
     assert message == f"interrupted; to go on: python {checkout}/algos/{script}.py --resume {folder}" and not (folder / "scores.json").exists()

@@ -602,7 +602,7 @@ def test_command_line(command, tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[-3:] == trained
 
 
-def test_an_interrupt_says_how_to_go_on(command, tmp_path, monkeypatch):
+def test_an_interrupt_says_how_to_go_on(command, monkeypatch):
     write = mmdp.Log.write
     monkeypatch.setattr(mmdp.Log, "write", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit, match="^interrupted; to go on: python .* --resume ") as exit:
