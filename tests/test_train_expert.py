@@ -10,9 +10,9 @@ import torch
 from conftest import Counter, Interrupted, assert_close, box, generator, interrupt_file, same
 
 from utils import train_expert as module
-from utils.demos import load
+from utils.demos import load, record, save
 from utils.envs import make_env
-from utils.train_expert import Args, Policy, RunningNorm, advantages, log_density, record_demonstrations, returns, train
+from utils.train_expert import Args, Policy, RunningNorm, advantages, clone, log_density, record_demonstrations, returns, train
 
 ARGS = Args(env_id="Pendulum-v1", total_timesteps=192, eval_every=2, n_demos=2, n_envs=2, n_steps=16, n_epochs=2, batch_size=16, learning_rate=1e-3)
 
@@ -147,6 +147,61 @@ def test_learns(tmp_path):
     assert abs(start) < 1.5 and row["return_p_tremble_0"] > 3 and row["return_p_tremble_0"] >= row["return_p_tremble_0.1"] > 1
 
 
+def test_trembling_grows_as_asked(tmp_path, monkeypatch):
+    """From a quarter of 192 steps to three quarters: 0 until step 48, then linear, 0.4 from step 144 on. Evaluations tremble with 0.4 throughout."""
+    args = dataclasses.replace(ARGS, p_tremble=0.4, tremble_from=0.25, tremble_until=0.75)
+    seen, make = [], module.make_env
+
+    def make_watched(*arguments, **options):
+        env = make(*arguments, **options)
+        step = env.step
+        env.step = lambda action: (seen.append(env.p_tremble), step(action))[1]
+        return env
+
+    monkeypatch.setattr(module, "make_env", make_watched)
+    monkeypatch.setattr(module, "returns", lambda args, policy, p_tremble, n_episodes, seed: np.array([p_tremble]))
+    train(args, tmp_path)
+    assert_close(seen[::32], [0, 0, 0.4 * (64 - 48) / 96, 0.4 * (96 - 48) / 96, 0.4 * (128 - 48) / 96, 0.4])  # an iteration is 32 steps
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["return_p_tremble_0.4"] for row in rows] == [0.4] * 3
+
+
+def test_random_actions_do_not_move_the_policy(tmp_path):
+    """Where the hand always trembles nothing that happens is the policy's doing: it keeps its first weights, while the value function learns."""
+    train(dataclasses.replace(ARGS, p_tremble=1.0, total_timesteps=64), tmp_path)
+    end = torch.load(tmp_path / "policy.pt", weights_only=True)["policy"]
+    torch.manual_seed(int(np.random.SeedSequence((ARGS.seed, 21)).generate_state(1)[0]))
+    for name, value in Policy(3, make_env("Pendulum-v1").action_space).named_parameters():
+        assert torch.equal(value, end[name]) != name.startswith("value"), name
+
+
+def test_clone_acts_as_the_demonstrations_and_waits_for_its_value_function(tmp_path):
+    """Its actions are a linear policy's; the noise has the standard deviation that was asked for; six iterations change the value function alone."""
+    save(tmp_path / "demos.npz", record(make_env("Pendulum-v1", seed=3), lambda o: np.clip([1.5 * o[0] - 0.5 * o[2]], -2, 2).astype(np.float32), 4, "test"))
+    demos = load(tmp_path / "demos.npz", make_env("Pendulum-v1"))
+    torch.manual_seed(0)
+    policy = Policy(3, make_env("Pendulum-v1").action_space)
+    clone(policy, demos, generator(1), n_steps=1500, std=0.2)
+    acted = np.array([policy.act(observation) for observation in demos.observations])
+    assert np.abs(acted - demos.actions).mean() < 0.05 < np.abs(demos.actions).mean()
+    with torch.no_grad():
+        _, _, variance = policy.distribution(policy.norm(torch.from_numpy(demos.observations)))
+    assert variance.mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "returns", one_episode)
+        patch.setattr(module, "clone", lambda policy, demos, rng: clone(policy, demos, rng, n_steps=20))
+        ends = []
+        for total in (32, 192, 256):  # an iteration is 32 steps, and the last one has a learning rate of 0
+            args = dataclasses.replace(ARGS, clone=str(tmp_path / "demos.npz"), total_timesteps=total)
+            (tmp_path / str(total)).mkdir()
+            train(args, tmp_path / str(total))
+            ends.append(torch.load(tmp_path / str(total) / "policy.pt", weights_only=True)["policy"])
+    for name in ("mean.weight", "hidden.0.weight", "log_std"):
+        assert torch.equal(ends[0][name], ends[1][name]) and not torch.equal(ends[1][name], ends[2][name])
+    assert not torch.equal(ends[0]["value.0.weight"], ends[1]["value.0.weight"])
+
+
 # ---------------------------------------------------------------------------------------------------------------------------------- recording
 
 
@@ -177,6 +232,8 @@ def test_refuses_to_go_on_with_other_arguments(tmp_path, monkeypatch):
     ({"env_id": "CartPole-v1"}, "--env-id CartPole-v1 has discrete actions"),
     ({"env_id": "Pendulm-v1"}, "unknown environment 'Pendulm-v1'"),
     ({"n_demos": 0}, "--n-demos is 0: give at least 1"),
+    ({"tremble_from": 0.5}, "--tremble-from 0.5 --tremble-until 0.0: give fractions of the run"),
+    ({"clone": "missing.npz"}, "missing.npz"),
 ])  # fmt: skip
 def test_refuses_what_can_not_be_before_anything_is_written(change, says, tmp_path, monkeypatch):
     monkeypatch.setattr(module.tyro, "cli", lambda cls: dataclasses.replace(ARGS, out=str(tmp_path / "out"), **change))

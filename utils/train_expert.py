@@ -3,6 +3,9 @@
     python utils/train_expert.py --env-id HopperBulletEnv-v0
     python utils/train_expert.py --env-id HopperBulletEnv-v0 --record      only record, from the policy as it stands
 
+Where the hand trembles from the start, PPO may learn to stand and no more, as on Walker2D. Two runs get further: one with `--p-tremble 0`, then one that starts
+as a clone of its expert (`--clone FILE`) while the trembling grows (`--tremble-until`).
+
 A run that was interrupted goes on when it is started again. Demonstrations are recorded without trembling, as in the paper. They go to OUT/ENV.npz (see
 utils/demos.py), the expert's returns with and without trembling beside them in OUT/ENV.json.
 
@@ -24,7 +27,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 from algos.filter_br import describe_run, roll_out, save_atomically, write_atomically  # noqa: E402
-from utils.demos import record, save  # noqa: E402
+from utils.demos import load, record, save  # noqa: E402
 from utils.envs import make_env  # noqa: E402
 
 
@@ -36,6 +39,12 @@ class Args:
     """seed of every random stream of the run"""
     p_tremble: float = 0.1
     """probability, in training, that the environment executes a uniformly random action instead of the expert's"""
+    tremble_from: float = 0.0
+    """fraction of the run after which the hand begins to tremble"""
+    tremble_until: float = 0.0
+    """fraction of the run after which it trembles with probability `p_tremble`; in between the probability grows linearly"""
+    clone: str = ""
+    """demonstrations, an .npz file, whose policy is cloned to start from (default: random weights)"""
     total_timesteps: int = 3_000_000
     """environment steps of training"""
     eval_every: int = 25
@@ -138,6 +147,22 @@ def advantages(rewards, values, next_values, terminated, ended, gamma, gae_lambd
     return estimates
 
 
+def clone(policy, demos, rng, n_steps=8000, batch_size=256, std=0.12):
+    """Behavioural cloning of the deterministic head. Exploration noise then has standard deviation `std` (root mean square over the demonstrations' states)."""
+    observations = torch.from_numpy(demos.observations)
+    policy.norm.update(observations)
+    normed, targets = policy.norm(observations), (torch.from_numpy(demos.actions) - policy.bias) / policy.scale
+    optimizer = torch.optim.Adam([*policy.hidden.parameters(), *policy.mean.parameters()], lr=1e-3, fused=True)
+    for i in range(n_steps):
+        rows = torch.randint(len(normed), (batch_size,), generator=rng)
+        optimizer.param_groups[0]["lr"] = 1e-3 * (1 - i / n_steps)
+        optimizer.zero_grad()
+        (policy.mean(policy.hidden(normed[rows])) - targets[rows]).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        policy.log_std.fill_(math.log(std / policy.hidden(normed).square().sum(1).mean().sqrt()))
+
+
 def returns(args, policy, p_tremble, n_episodes, seed):
     """Undiscounted true returns of the deterministic policy, (n_episodes,)."""
     env = make_env(args.env_id, p_tremble=p_tremble, seed=seed)
@@ -171,12 +196,17 @@ def train(args, out):
     rows = [line for line in metrics.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= step] if step else []
     write_atomically(metrics, "".join(rows))
 
+    if args.clone and step == 0:
+        clone(policy, load(args.clone, envs[0]), rng)
+
     shape = (args.n_steps, args.n_envs)
     all_normed, all_next_normed, us = torch.empty(*shape, obs_dim), torch.empty(*shape, obs_dim), torch.empty(*shape, action_dim)
-    log_probs, rewards, terminated, ended = (torch.empty(shape) for _ in range(4))
+    log_probs, rewards, terminated, ended, all_own = (torch.empty(shape) for _ in range(5))
     started, first_step = time.time(), step
     while step < args.total_timesteps:
         # ---- Collect n_steps of each environment with the present policy.
+        for env in envs:
+            env.p_tremble = args.p_tremble * np.interp(step / args.total_timesteps, (args.tremble_from, args.tremble_until), (0, 1))
         for t in range(args.n_steps):
             with torch.no_grad():
                 if t == 0:
@@ -190,7 +220,8 @@ def train(args, out):
                 actions = policy.to_action(u).numpy()
             raw_rewards, next_observations = torch.empty(args.n_envs), torch.empty_like(observations)
             for i, env in enumerate(envs):
-                observation, raw_rewards[i], terminated[t, i], truncated, _ = env.step(actions[i])
+                observation, raw_rewards[i], terminated[t, i], truncated, info = env.step(actions[i])
+                all_own[t, i] = bool((info["executed_action"] == actions[i]).all())
                 ended[t, i] = bool(terminated[t, i]) or truncated
                 next_observations[i] = torch.from_numpy(observation)
                 observations[i] = torch.from_numpy(env.reset()[0] if ended[t, i] else observation)
@@ -207,21 +238,27 @@ def train(args, out):
         with torch.no_grad():
             values, next_values = policy.value(all_normed).squeeze(-1), policy.value(all_next_normed).squeeze(-1)
         estimates = advantages(rewards, values, next_values, terminated, ended, args.gamma, args.gae_lambda)
-        data = torch.cat([all_normed, us, log_probs[..., None], estimates[..., None], (estimates + values)[..., None]], -1).flatten(0, 1)
+        data = torch.cat([all_normed, us, log_probs[..., None], estimates[..., None], (estimates + values)[..., None], all_own[..., None]], -1).flatten(0, 1)
         learning_rate = args.learning_rate * max(0.0, 1 - step / args.total_timesteps)
         optimizer.param_groups[0]["lr"] = learning_rate
+        torch.set_flush_denormal(True)  # as optimistic Adam does
         for _ in range(args.n_epochs):
             for batch in data[torch.randperm(len(data), generator=rng)].split(args.batch_size):
-                normed, u, (old_log_prob, advantage, target) = batch[:, :obs_dim], batch[:, obs_dim:-3], batch[:, -3:].T
+                normed, u, (old_log_prob, advantage, target, own) = batch[:, :obs_dim], batch[:, obs_dim:-4], batch[:, -4:].T
+                # Advantages are standardised, over the policy's own actions; what follows a random one says nothing about the policy, and counts as 0.
+                n_own = own.sum().clamp(min=2)
+                advantage = own * (advantage - (own * advantage).sum() / n_own)
+                advantage = advantage / ((advantage.square().sum() / (n_own - 1)).sqrt() + 1e-8)
                 _, mean, variance = policy.distribution(normed)
                 log_ratio = log_density(u, mean, variance) - old_log_prob
-                ratio, advantage = log_ratio.exp(), (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-                gain = torch.minimum(ratio * advantage, ratio.clamp(1 - args.clip_range, 1 + args.clip_range) * advantage).mean()
+                ratio = log_ratio.exp()
+                gain = torch.minimum(ratio * advantage, ratio.clamp(1 - args.clip_range, 1 + args.clip_range) * advantage).sum() / n_own
                 value_loss = (policy.value(normed).squeeze(-1) - target).square().mean()
                 optimizer.zero_grad()
-                (0.5 * value_loss - gain).backward()
+                (0.5 * value_loss - gain * (not args.clone or iteration > 6)).backward()  # a clone waits for its value function
                 nn.utils.clip_grad_norm_(policy.parameters(), args.max_grad_norm)
                 optimizer.step()
+        torch.set_flush_denormal(False)  # the simulator keeps them
 
         if iteration % args.eval_every == 0 or step >= args.total_timesteps:
             row = {"step": step, "kl": (ratio - 1 - log_ratio).mean().item(), "value_loss": value_loss.item(), "std": variance.mean().sqrt().item()}
@@ -260,9 +297,14 @@ def main():
     args = tyro.cli(Args)
     if args.n_demos < 1:
         raise SystemExit(f"--n-demos is {args.n_demos}: give at least 1")
+    if not 0 <= args.tremble_from <= args.tremble_until <= 1:
+        raise SystemExit(f"--tremble-from {args.tremble_from} --tremble-until {args.tremble_until}: give fractions of the run, from 0 to 1, in this order")
     try:
-        if not hasattr(make_env(args.env_id).action_space, "high"):
+        env = make_env(args.env_id)
+        if not hasattr(env.action_space, "high"):
             raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
+        if args.clone:
+            load(args.clone, env)
     except ValueError as error:
         raise SystemExit(str(error)) from None
     out = Path(args.out) if args.out else ROOT / "runs" / "expert" / args.env_id
