@@ -166,12 +166,12 @@ class ValidationError:
     """Moment-matching error against held-out demonstrations, over a fixed reward class: the unit ball spanned by 512 random Fourier features of (s, a).
 
     sup_f (E_expert[sum_t f] - E_pi[sum_t f]) / T is then the norm of the difference of the mean features. Fixed, so that the errors of different
-    iterations compare; it never looks at the true reward. One feature more is 1 on the steps that an episode which ended early lacks: else a policy that
-    falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
+    iterations, seeds and algorithms compare; it never looks at the true reward. One feature more is 1 on the steps that an episode which ended early lacks:
+    else a policy that falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
     """
 
-    def __init__(self, expert_episodes, horizon, seed, n_features=512):
-        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng((seed, 8))
+    def __init__(self, expert_episodes, horizon, n_features=512):
+        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng(8)
         self.center, self.spread = pairs.mean(0), np.maximum(pairs.std(0), 0.1)
         self.frequencies = rng.normal(size=(pairs.shape[1], n_features)) / math.sqrt(pairs.shape[1])
         self.phases = rng.uniform(0, 2 * math.pi, n_features)
@@ -372,7 +372,7 @@ def train(args, folder):
     observations, actions = torch.as_tensor(demos.observations), torch.as_tensor(demos.actions)
     validation_observations, validation_actions = torch.as_tensor(validation_demos.observations), torch.as_tensor(validation_demos.actions)
     validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
-    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon, args.seed)
+    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon)
 
     actor = Actor(env.observation_space.shape[0], env.action_space)
     if args.standardize:
