@@ -730,7 +730,7 @@ def test_validation_error():
     assert error(other) == pytest.approx(math.sqrt((difference**2).sum()), rel=1e-6)
     best_f = difference / np.linalg.norm(difference)
     assert error(other) == pytest.approx(best_f @ difference, rel=1e-6)
-    assert ValidationError(expert, 20)(other) == error(other)  # the same class for every run
+    assert ValidationError(expert, 20)(other) == error(other) != ValidationError(expert, 20, n_features=64)(other)  # one for every run
 
 
 def test_validation_error_does_not_prefer_a_fall():
