@@ -592,9 +592,9 @@ def reward_shift(f, expert_pairs, args):
 
 @torch.no_grad()
 def label(buffer, f, shift):
-    """Give the transitions that have none their learned reward, in large batches: far cheaper than f on every batch of every update."""
+    """Give the transitions that have none their learned reward, in batches that fit a cache: far cheaper than f on every batch of every update."""
     oldest = max(buffer.n_labelled, buffer.n_added - len(buffer))
-    for rows in torch.arange(oldest, buffer.n_added, device="cpu").remainder(len(buffer.rows)).split(8192):
+    for rows in torch.arange(oldest, buffer.n_added, device="cpu").remainder(len(buffer.rows)).split(1024):
         if buffer.rows.device.type != "cpu":  # see ReplayBuffer
             buffer.rows[rows] = torch.as_tensor(buffer.numpy_rows[rows.numpy()])
         buffer.rows[rows, -1] = f(buffer.rows[rows, : buffer.sa_dim]) + shift
