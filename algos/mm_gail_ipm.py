@@ -265,9 +265,9 @@ class TwinQ(nn.Module):
 
     def forward(self, observation_actions):
         x = self.standardize(observation_actions).expand(2, -1, -1)
-        x = torch.baddbmm(self.b1, x, self.w1).relu()
-        x = torch.baddbmm(self.b2, x, self.w2).relu()
-        return torch.baddbmm(self.b3, x, self.w3).squeeze(-1)
+        x = torch.baddbmm(self.b1, x, self.w1).relu_()
+        x = torch.baddbmm(self.b2, x, self.w2).relu_()
+        return (x * self.w3.mT).sum(-1) + self.b3[..., 0]  # as a third batched product it would take four times as long
 
 
 # ============================================================================================================================= optimistic Adam
