@@ -25,6 +25,7 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
+from gymnasium.wrappers import RecordVideo
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -85,7 +86,7 @@ class Args:
     def __post_init__(self):
         """What is left out takes its value from DEFAULTS, where the mazes differ."""
         for name, (value, in_mazes) in DEFAULTS.items():
-            if getattr(self, name, "") in (None, "auto"):
+            if getattr(self, name) in (None, "auto"):
                 setattr(self, name, in_mazes if self.env_id in MAZE_ENVS else value)
 
 
@@ -170,23 +171,23 @@ class ValidationError:
     else a policy that falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
     """
 
-    def __init__(self, expert_episodes, horizon, n_features=512):
-        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng(8)
+    def __init__(self, demos, horizon, n_features=512):
+        pairs, rng = np.concatenate([demos.observations, demos.actions], axis=1), np.random.default_rng(8)
         self.center, self.spread = pairs.mean(0), np.maximum(pairs.std(0), 0.1)
         self.frequencies = rng.normal(size=(pairs.shape[1], n_features)) / math.sqrt(pairs.shape[1])
         self.phases = rng.uniform(0, 2 * math.pi, n_features)
         self.horizon = horizon
-        self.expert_moments = self.moments(expert_episodes)
+        self.expert_moments = self.moments(pairs, demos.n_episodes)
 
-    def moments(self, episodes):
+    def moments(self, pairs, n_episodes):
         """(n_features + 1,): E[sum_t phi(s_t, a_t)] / T, and the mean share of the horizon after the end of the episode."""
-        standard = (np.concatenate(episodes) - self.center) / self.spread
+        standard = (pairs - self.center) / self.spread
         features = np.cos(standard @ self.frequencies + self.phases) * math.sqrt(2 / len(self.phases))
-        all_steps = self.horizon * len(episodes)
+        all_steps = self.horizon * n_episodes
         return np.append(features.sum(0), all_steps - len(features)) / all_steps
 
     def __call__(self, episodes):
-        return float(np.linalg.norm(self.expert_moments - self.moments(episodes)))
+        return float(np.linalg.norm(self.expert_moments - self.moments(np.concatenate(episodes), len(episodes))))
 
 
 def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=None):
@@ -196,8 +197,6 @@ def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=No
     """
     env = make_env(args.env_id, p_tremble=args.p_tremble, seed=seed, render_mode="rgb_array" if video_folder else None)
     if video_folder:
-        from gymnasium.wrappers import RecordVideo
-
         env = RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0, name_prefix=f"timestep-{seed[-1]}", disable_logger=True)
     if act is None:
         rng = np.random.default_rng(seed)
@@ -297,23 +296,18 @@ class Log:
                 self.tensorboard.add_scalar(name, value, row[X_AXIS[0]])
         self.tensorboard.flush()
 
-    def read(self, *names):
-        """The columns `names` of the rows that have them, as floats."""
-        with open(self.path, newline="") as file:
-            rows = [[row[name] for name in names] for row in csv.DictReader(file)]
-        return np.array([row for row in rows if "" not in row], dtype=float).reshape(-1, len(names)).T
 
-
-def plot_learning_curve(folder, log, references):
+def plot_learning_curve(folder, references):
     """learning_curve.png: the true return over the x-axis, beside the references."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    x, returns = log.read(X_AXIS[0], "eval/return")
+    with open(folder / "metrics.csv", newline="") as file:
+        points = [(int(row[X_AXIS[0]]), float(row["eval/return"])) for row in csv.DictReader(file) if row["eval/return"]]
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot(x, returns, "o-", label="policy")
+    axes.plot(*zip(*points, strict=True), "o-", label="policy")
     for (name, value), style in zip(references.items(), ("--", ":", "-."), strict=False):
         axes.axhline(value, color="black", linestyle=style, label=name)
     axes.set(xlabel=X_AXIS[1], ylabel="true return")
@@ -325,7 +319,7 @@ def plot_learning_curve(folder, log, references):
 
 def check_args(args):
     """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
-    for field in fields(args):
+    for field in fields(args):  # in one loop, as not every script has every flag
         value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
         if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
             raise SystemExit(f"{flag} is {value}: give a number from 0 to 1")
@@ -337,8 +331,10 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give a number above 0")
         if field.name == "gsde" and value and args.learner == "td3_bc":
             raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
-        if field.name == "critic_warmup" and args.learner == "td3_bc" and value >= args.total_timesteps // args.train_freq * args.gradient_steps:
-            raise SystemExit(f"{flag} is {value}, and the run ends before the cloned policy may move: give fewer, or a longer --total-timesteps")
+        if field.name == "critic_warmup" and args.learner == "td3_bc":
+            n_bursts = args.total_timesteps // args.train_freq - args.learning_starts // args.train_freq
+            if value >= n_bursts * args.gradient_steps:
+                raise SystemExit(f"{flag} is {value}, and the run ends before the cloned policy may move: give fewer, or a longer --total-timesteps")
         least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")
@@ -371,8 +367,7 @@ def train(args, folder):
     demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos)
     observations, actions = torch.as_tensor(demos.observations), torch.as_tensor(demos.actions)
     validation_observations, validation_actions = torch.as_tensor(validation_demos.observations), torch.as_tensor(validation_demos.actions)
-    validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
-    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), env.horizon)
+    validation_error = ValidationError(validation_demos, env.horizon)
 
     actor = Actor(env.observation_space.shape[0], env.action_space)
     if args.standardize:
@@ -392,8 +387,7 @@ def train(args, folder):
         references["random policy"] = evaluate(args, None, (args.seed, 9, 1), args.eval_episodes)["return"]
     log = Log(folder, n_kept=counts["iteration"])
     progress = tqdm(total=args.total_gradient_steps, initial=counts["gradient_steps"], unit="step", disable=None)
-    say = progress.write
-    say(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
+    progress.write(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
     started = time.time() - counts["seconds"]
 
     def loss(observations, actions):
@@ -415,7 +409,7 @@ def train(args, folder):
         evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error", *(["success_percent"] if args.env_id in MAZE_ENVS else [])), "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
             evaluation, line = evaluate_and_select(args, folder, actor, counts["gradient_steps"], validation_error, counts)
-            say("  ".join([line, f"validation loss {validation_loss:.5f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
+            progress.write("  ".join([line, f"validation loss {validation_loss:.5f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
         counts["iteration"], counts["seconds"] = iteration, time.time() - started
         log.write(
             {"charts/gradient_steps": counts["gradient_steps"], "charts/seconds": counts["seconds"]}
@@ -425,7 +419,7 @@ def train(args, folder):
         save_atomically(checkpoint, {name: part.state_dict() for name, part in parts.items()} | {"counts": counts, "references": references})
     progress.close()
     log.tensorboard.close()
-    plot_learning_curve(folder, log, references)
+    plot_learning_curve(folder, references)
     scores = report(args, folder)
     write_atomically(folder / "scores.json", json.dumps(scores | {"references": references}, indent=2))  # its presence says that the run is finished
 

@@ -4,6 +4,10 @@ Swamy, Choudhury, Bagnell and Wu, "Inverse Reinforcement Learning without Reinfo
 from an expert state with probability alpha and from the environment's own start states otherwise. Read `train` at the end first: it is the algorithm.
 Differs from filter_br.py only in what the reward player sees: the roll-outs of all policies so far, not of the current one.
 
+Departures, with reasons in the README: the first action after a reset is the policy's, not a uniformly random one; the policy improves on the whole suffix
+(the paper's own footnote on practice); a reset draws a demonstration and then one of its steps, not a time and then a state of it; f takes --disc-steps
+gradient steps an iteration; its payoff is a mean over state-action pairs (--payoff sum: the paper's); rewards in the buffer are the present f's.
+
     python algos/filter_nr.py --env-id HopperBulletEnv-v0      train on the demonstrations that the repository ships
     python algos/filter_nr.py --demos FILE --env-id ...        train on your own (utils/demos.py describes the format)
     python algos/filter_nr.py --resume runs/RUN                go on with an interrupted run, to the same numbers
@@ -29,6 +33,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tyro
+from gymnasium.wrappers import RecordVideo
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
@@ -141,7 +146,7 @@ class Args:
     def __post_init__(self):
         """What is left out takes its value from DEFAULTS, where the mazes differ."""
         for name, (value, in_mazes) in DEFAULTS.items():
-            if getattr(self, name, "") in (None, "auto"):
+            if getattr(self, name) in (None, "auto"):
                 setattr(self, name, in_mazes if self.env_id in MAZE_ENVS else value)
 
 
@@ -442,7 +447,7 @@ class SAC:
         self.actor = Actor(obs_dim, action_space, gsde)
         self.critic, self.target_critic = TwinQ(self.sa_dim), TwinQ(self.sa_dim)
         self.networks = self.actor, self.critic, self.target_critic
-        self.log_temperature = nn.ParameterList([nn.Parameter(torch.tensor(math.log(init_temperature)))])
+        self.log_temperature = nn.ParameterList([nn.Parameter(torch.tensor(math.log(init_temperature)))])  # a module: OptimisticAdam takes one
         self.target_entropy = -float(action_space.shape[0])
         self.actor_parameters = list(self.actor.parameters())
         self.actor_optimizer, self.critic_optimizer = OptimisticAdam(self.actor), OptimisticAdam(self.critic)
@@ -458,10 +463,10 @@ class SAC:
 
     def update(self, batch, learning_rate):
         """One gradient step of critic, actor and temperature on `batch` (rows of the replay buffer). Returns what is logged, as tensors."""
-        observations, observation_actions = batch[:, : self.obs_dim], batch[:, : self.sa_dim]
+        observations = batch[:, : self.obs_dim]
         with torch.no_grad():
             target = self.target(batch[:, self.sa_dim : -2], batch[:, -2], batch[:, -1])
-        q = self.critic(observation_actions)
+        q = self.critic(batch[:, : self.sa_dim])
         critic_loss = (q - target).square().mean()
         critic_loss.backward()
         self.critic_optimizer.step(learning_rate)
@@ -482,9 +487,8 @@ class SAC:
         return {name: value.detach() for name, value in logs.items()}
 
     def state_dict(self):
-        modules = {name: getattr(self, name).state_dict() for name in ("actor", "critic", "target_critic", "log_temperature")}
-        optimizers = {name: getattr(self, name).state_dict() for name in ("actor_optimizer", "critic_optimizer", "temperature_optimizer")}
-        return modules | optimizers
+        names = ("actor", "critic", "target_critic", "log_temperature", "actor_optimizer", "critic_optimizer", "temperature_optimizer")
+        return {name: getattr(self, name).state_dict() for name in names}
 
     def load_state_dict(self, state):
         for name, value in state.items():
@@ -511,7 +515,6 @@ class TD3BC:
         self.target_actor_vector, self.target_vector = flatten(self.target_actor)[0], flatten(self.target_critic)[0]
         self.target_actor_vector.copy_(self.actor_optimizer.vector)
         self.target_vector.copy_(self.critic_optimizer.vector)
-        self.n_updates = 0
 
     def cloning_loss(self, batch, actions):
         """Mean squared distance of `actions` to the batch's, in units of the actor's `scale`, half the action range."""
@@ -536,17 +539,16 @@ class TD3BC:
         is_expert = torch.rand((), generator=self.rng) < 0.5
         if is_expert:
             (batch,) = self.expert_buffer.sample(1, len(batch), self.rng)
-        observations, observation_actions = batch[:, : self.obs_dim], batch[:, : self.sa_dim]
+        observations = batch[:, : self.obs_dim]
         with torch.no_grad():
             target = self.target(batch[:, self.sa_dim : -2], batch[:, -2], batch[:, -1])
-        q = self.critic(observation_actions)
+        q = self.critic(batch[:, : self.sa_dim])
         critic_loss = (q - target).square().mean()
         critic_loss.backward()
         self.critic_optimizer.step(learning_rate)
         logs = {"critic_loss": critic_loss, "q": q.mean()}
 
-        self.n_updates += 1
-        if self.n_updates % 2 == 0 and self.n_updates > self.critic_warmup:
+        if self.critic_optimizer.t % 2 == 0 and self.critic_optimizer.t > self.critic_warmup:
             actions = self.actor(observations)
             value = self.critic(torch.cat([observations, actions], 1))[0]
             actor_loss = -self.q_weight * value.mean() / value.abs().mean().detach()
@@ -555,7 +557,7 @@ class TD3BC:
             actor_loss.backward(inputs=self.actor_parameters)
             self.actor_optimizer.step(learning_rate)
             logs["actor_loss"] = actor_loss
-        if self.n_updates % 2 == 0:
+        if self.critic_optimizer.t % 2 == 0:
             with torch.no_grad():
                 self.target_vector.lerp_(self.critic_optimizer.vector, self.tau)
                 self.target_actor_vector.lerp_(self.actor_optimizer.vector, self.tau)
@@ -563,12 +565,11 @@ class TD3BC:
 
     def state_dict(self):
         names = ("actor", "target_actor", "critic", "target_critic", "actor_optimizer", "critic_optimizer")
-        return {name: getattr(self, name).state_dict() for name in names} | {"n_updates": self.n_updates}
+        return {name: getattr(self, name).state_dict() for name in names}
 
     def load_state_dict(self, state):
-        self.n_updates = state["n_updates"]
-        for name in state.keys() - {"n_updates"}:
-            getattr(self, name).load_state_dict(state[name])
+        for name, value in state.items():
+            getattr(self, name).load_state_dict(value)
 
 
 def expert_transitions(demos):
@@ -668,23 +669,23 @@ class ValidationError:
     else a policy that falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
     """
 
-    def __init__(self, expert_episodes, horizon, n_features=512):
-        pairs, rng = np.concatenate(expert_episodes), np.random.default_rng(8)
+    def __init__(self, demos, horizon, n_features=512):
+        pairs, rng = np.concatenate([demos.observations, demos.actions], axis=1), np.random.default_rng(8)
         self.center, self.spread = pairs.mean(0), np.maximum(pairs.std(0), 0.1)
         self.frequencies = rng.normal(size=(pairs.shape[1], n_features)) / math.sqrt(pairs.shape[1])
         self.phases = rng.uniform(0, 2 * math.pi, n_features)
         self.horizon = horizon
-        self.expert_moments = self.moments(expert_episodes)
+        self.expert_moments = self.moments(pairs, demos.n_episodes)
 
-    def moments(self, episodes):
+    def moments(self, pairs, n_episodes):
         """(n_features + 1,): E[sum_t phi(s_t, a_t)] / T, and the mean share of the horizon after the end of the episode."""
-        standard = (np.concatenate(episodes) - self.center) / self.spread
+        standard = (pairs - self.center) / self.spread
         features = np.cos(standard @ self.frequencies + self.phases) * math.sqrt(2 / len(self.phases))
-        all_steps = self.horizon * len(episodes)
+        all_steps = self.horizon * n_episodes
         return np.append(features.sum(0), all_steps - len(features)) / all_steps
 
     def __call__(self, episodes):
-        return float(np.linalg.norm(self.expert_moments - self.moments(episodes)))
+        return float(np.linalg.norm(self.expert_moments - self.moments(np.concatenate(episodes), len(episodes))))
 
 
 def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=None):
@@ -694,8 +695,6 @@ def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=No
     """
     env = make_env(args.env_id, p_tremble=args.p_tremble, seed=seed, render_mode="rgb_array" if video_folder else None)
     if video_folder:
-        from gymnasium.wrappers import RecordVideo
-
         env = RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0, name_prefix=f"timestep-{seed[-1]}", disable_logger=True)
     if act is None:
         rng = np.random.default_rng(seed)
@@ -795,23 +794,18 @@ class Log:
                 self.tensorboard.add_scalar(name, value, row[X_AXIS[0]])
         self.tensorboard.flush()
 
-    def read(self, *names):
-        """The columns `names` of the rows that have them, as floats."""
-        with open(self.path, newline="") as file:
-            rows = [[row[name] for name in names] for row in csv.DictReader(file)]
-        return np.array([row for row in rows if "" not in row], dtype=float).reshape(-1, len(names)).T
 
-
-def plot_learning_curve(folder, log, references):
+def plot_learning_curve(folder, references):
     """learning_curve.png: the true return over the x-axis, beside the references."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    x, returns = log.read(X_AXIS[0], "eval/return")
+    with open(folder / "metrics.csv", newline="") as file:
+        points = [(int(row[X_AXIS[0]]), float(row["eval/return"])) for row in csv.DictReader(file) if row["eval/return"]]
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    axes.plot(x, returns, "o-", label="policy")
+    axes.plot(*zip(*points, strict=True), "o-", label="policy")
     for (name, value), style in zip(references.items(), ("--", ":", "-."), strict=False):
         axes.axhline(value, color="black", linestyle=style, label=name)
     axes.set(xlabel=X_AXIS[1], ylabel="true return")
@@ -823,7 +817,7 @@ def plot_learning_curve(folder, log, references):
 
 def check_args(args):
     """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
-    for field in fields(args):
+    for field in fields(args):  # in one loop, as not every script has every flag
         value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
         if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
             raise SystemExit(f"{flag} is {value}: give a number from 0 to 1")
@@ -835,8 +829,10 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give a number above 0")
         if field.name == "gsde" and value and args.learner == "td3_bc":
             raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
-        if field.name == "critic_warmup" and args.learner == "td3_bc" and value >= args.total_timesteps // args.train_freq * args.gradient_steps:
-            raise SystemExit(f"{flag} is {value}, and the run ends before the cloned policy may move: give fewer, or a longer --total-timesteps")
+        if field.name == "critic_warmup" and args.learner == "td3_bc":
+            n_bursts = args.total_timesteps // args.train_freq - args.learning_starts // args.train_freq
+            if value >= n_bursts * args.gradient_steps:
+                raise SystemExit(f"{flag} is {value}, and the run ends before the cloned policy may move: give fewer, or a longer --total-timesteps")
         least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")
@@ -873,8 +869,7 @@ def train(args, folder):
     demos, validation_demos, references = load_split(args.demos, env, args.n_demos, args.n_validation_demos, evaluation_env)
     expert_pairs = torch.as_tensor(np.concatenate([demos.observations, demos.actions], axis=1))
     expert_weight = len(expert_pairs) / demos.n_episodes / env.horizon
-    validation_pairs = np.concatenate([validation_demos.observations, validation_demos.actions], axis=1)
-    validation_error = ValidationError(np.split(validation_pairs, validation_demos.episode_starts[1:-1]), evaluation_env.horizon)
+    validation_error = ValidationError(validation_demos, evaluation_env.horizon)
 
     obs_dim, action_dim = env.observation_space.shape[0], env.action_space.shape[0]
     f = Reward(obs_dim + action_dim)
@@ -907,8 +902,7 @@ def train(args, folder):
         observation, _ = start_episode(env, demos, 1.0 if args.anneal_alpha else args.alpha, reset_rng)
     log = Log(folder, n_kept=counts["iteration"])
     progress = tqdm(total=args.total_timesteps, initial=counts["timesteps"], unit="step", disable=None)
-    say = progress.write
-    say(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
+    progress.write(f"{folder}: " + ", ".join(f"{name} {value:.0f}" for name, value in references.items()))
     started -= counts["seconds"]
 
     for iteration in range(counts["iteration"] + 1, n_iterations + 1):
@@ -956,7 +950,7 @@ def train(args, folder):
         evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error", *(["success_percent"] if args.env_id in MAZE_ENVS else [])), "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
             evaluation, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
-            say("  ".join([line, f"gap {reward_logs['gap']:.3f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
+            progress.write("  ".join([line, f"gap {reward_logs['gap']:.3f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
         counts["iteration"], counts["seconds"] = iteration, time.time() - started
         log.write(
             {"charts/timesteps": counts["timesteps"], "charts/all_timesteps": counts["timesteps"] + counts["rollout_timesteps"]}
@@ -970,7 +964,7 @@ def train(args, folder):
         save_atomically(checkpoint, {name: part.state_dict() for name, part in parts.items()} | {"counts": counts, "references": references})
     progress.close()
     log.tensorboard.close()
-    plot_learning_curve(folder, log, references)
+    plot_learning_curve(folder, references)
     scores = report(args, folder)
     write_atomically(folder / "scores.json", json.dumps(scores | {"references": references}, indent=2))  # its presence says that the run is finished
 

@@ -702,10 +702,16 @@ def test_time_left_after_an_expert_reset():
 # ------------------------------------------------------------------------------------------------------------------- validation and evaluation
 
 
+def as_demos(episodes):
+    """Demonstrations of these pairs, the action last."""
+    pairs = np.concatenate(episodes)
+    return SimpleNamespace(observations=pairs[:, :-1], actions=pairs[:, -1:], n_episodes=len(episodes))
+
+
 def test_validation_error():
     rng = np.random.default_rng(0)
     expert = [rng.normal(size=(n, 3)).astype(np.float32) * [1, 5, 0] for n in (20, 12)]  # one entry is constant
-    error = ValidationError(expert, horizon=20)
+    error = ValidationError(as_demos(expert), horizon=20)
     assert error(expert) == 0
     assert error([expert[1], expert[0]]) == pytest.approx(0, abs=1e-12)
     assert error([expert[0][:5], expert[1][:5]]) > 0.1  # an episode that ends early has fewer terms, and what it lacks counts
@@ -730,13 +736,13 @@ def test_validation_error():
     assert error(other) == pytest.approx(math.sqrt((difference**2).sum()), rel=1e-6)
     best_f = difference / np.linalg.norm(difference)
     assert error(other) == pytest.approx(best_f @ difference, rel=1e-6)
-    assert ValidationError(expert, 20)(other) == error(other) != ValidationError(expert, 20, n_features=64)(other)  # one for every run
+    assert ValidationError(as_demos(expert), 20)(other) == error(other) != ValidationError(as_demos(expert), 20, n_features=64)(other)  # one for every run
 
 
 def test_validation_error_does_not_prefer_a_fall():
     """The expert stays for all 20 steps. Falling at once is worse than staying far away from it, where no feature is alike."""
     rng = np.random.default_rng(0)
-    error = ValidationError([rng.normal(size=(20, 3)) for _ in range(3)], horizon=20)
+    error = ValidationError(as_demos([rng.normal(size=(20, 3)) for _ in range(3)]), horizon=20)
     far, fallen = error([50 + 30 * rng.normal(size=(20, 3)) for _ in range(20)]), error([rng.normal(size=(1, 3)) for _ in range(20)])
     assert fallen > 0.95 and far < 0.9 * fallen
 
@@ -754,9 +760,9 @@ def test_roll_out_and_evaluate(demo_files):
     for episode in episodes:  # whole episodes, from the environment's own start states: the count goes from 0 up, the last observation is not a pair
         np.testing.assert_array_equal(episode[:, 0], np.arange(len(episode)))
         assert abs(episode[0, 1]) < 0.5 and (np.abs(episode[:, 1]) < 1).all() and (episode[:, 2] == 1).all()
-    result = evaluate(args, right, (1, 4, 0), 40, ValidationError(episodes, HORIZON))
+    result = evaluate(args, right, (1, 4, 0), 40, ValidationError(as_demos(episodes), HORIZON))
     assert result["return"] == np.mean(lengths) and result["return_std"] == pytest.approx(np.std(lengths)) and result["validation_error"] == 0
-    assert evaluate(args, right, (1, 4, 1), 40, ValidationError(episodes, HORIZON))["validation_error"] > 0  # other start states
+    assert evaluate(args, right, (1, 4, 1), 40, ValidationError(as_demos(episodes), HORIZON))["validation_error"] > 0  # other start states
     trembling = evaluate(dataclasses.replace(args, p_tremble=1.0), right, (1, 4, 0), 40)
     assert trembling["return"] > result["return"]  # random actions do not run right
     random_policy = evaluate(args, None, (1, 4, 0), 40)

@@ -396,7 +396,7 @@ def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None, **kw
             raise ValueError(f"T of {env_id} is its horizon: give horizon={kwargs['T']} instead")
         kwargs["T"] = horizon = spec.kwargs["T"] if horizon is None else horizon
     if horizon is None and spec.max_episode_steps is None:
-        raise ValueError(f"{env_id} has no registered time limit: give a horizon in steps")
+        raise ValueError(f"{env_id} has no registered time limit: register it with max_episode_steps, or give make_env a horizon")
 
     with _quiet() if "Bullet" in env_id else contextlib.nullcontext():
         try:
