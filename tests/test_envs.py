@@ -636,7 +636,7 @@ def test_unknown_tasks_say_what_to_implement(register):
         one_sentence(error, "get_state()", "set_state(state)")
         gym.registry.pop(env_id)
     env_id = register(SavedCounter)
-    with pytest.raises(ValueError, match="give a horizon"):
+    with pytest.raises(ValueError, match="register it with max_episode_steps, or give make_env a horizon"):
         make_env(env_id)
     assert make_env(env_id, horizon=5).horizon == 5
     gym.registry.pop(env_id)
