@@ -805,10 +805,10 @@ def check_args(args):
             raise SystemExit(f"{flag} is {value}: give a number above 0")
         if field.name == "gsde" and value and args.learner == "td3_bc":
             raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
-        if field.name == "critic_warmup" and args.learner == "td3_bc":
+        if field.name == "learning_starts" or (field.name == "critic_warmup" and args.learner == "td3_bc"):
             n_bursts = args.total_timesteps // args.train_freq - args.learning_starts // args.train_freq
-            if value >= n_bursts * args.gradient_steps:
-                raise SystemExit(f"{flag} is {value}, and the run ends before the cloned policy may move: give fewer, or a longer --total-timesteps")
+            if n_bursts * args.gradient_steps <= (value if field.name == "critic_warmup" else 0):
+                raise SystemExit(f"{flag} is {value}, and the run ends before the policy may learn: give fewer, or a longer --total-timesteps")
         least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
         if field.type in (int, int | None) and value is not None and value < least:
             raise SystemExit(f"{flag} is {value}: give at least {least}")

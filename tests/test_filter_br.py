@@ -1194,6 +1194,7 @@ REFUSED = {
     "not a number": (["--reward-level", "nan"], "--reward-level is nan: give a finite number"),
     "penalty": (["--gradient-penalty", "-10"], "--gradient-penalty is -10.0: give at least 0"),
     "temperature": (["--init-temperature", "0"], "--init-temperature is 0.0: give a number above 0"),
+    "learns too late": (["--learning-starts", "600"], "--learning-starts is 600, and the run ends before the policy may learn: give fewer"),
     "no such demonstrations": (["--demos", "nowhere.npz"], "nowhere.npz: no such file"),
     "too few demonstrations": (["--n-demos", "5"], "holds 5 demonstrations, of which --n-demos 5 and --n-validation-demos 2 take 7"),
     "demonstrations of another task": (["--env-id", "Walker2DBulletEnv-v0"], "was made in HopperBulletEnv-v0"),

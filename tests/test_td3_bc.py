@@ -373,8 +373,8 @@ REFUSED = {
     "episodes": ({"final_eval_episodes": 0}, "--final-eval-episodes is 0: give at least 1"),
     "steps": ({"cloning_steps": -1}, "--cloning-steps is -1: give at least 0"),
     "warm-up": ({"critic_warmup": -1}, "--critic-warmup is -1: give at least 0"),
-    "never acts": ({"total_timesteps": 10_000}, "--critic-warmup is 10000, and the run ends before the cloned policy may move"),
-    "learns late": ({"total_timesteps": 20_000, "learning_starts": 15_000}, "--critic-warmup is 10000, and the run ends before the cloned policy may move"),
+    "never acts": ({"total_timesteps": 10_000}, "--critic-warmup is 10000, and the run ends before the policy may learn"),
+    "learns late": ({"total_timesteps": 20_000, "learning_starts": 15_000}, "--critic-warmup is 10000, and the run ends before the policy may learn"),
     "weight of Q": ({"q_weight": -0.1}, "--q-weight is -0.1: give at least 0"),
 }
 
