@@ -22,7 +22,7 @@ def make_run(runs, exp_name, seed, returns, final=0.0, selected=None, random=-10
         rows += [(0, i * 10000 - 5000, 1.0, ""), (0, i * 10000, seconds, value)]
     (folder / "metrics.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
     scores = {"final": final, "selected": final if selected is None else selected} | ({} if mixture is None else {"mixture": mixture})
-    scores = {name: {"timesteps": 1, "return": value, "return_std": 9.0, "length": 1.0, "episodes": 10} for name, value in scores.items()}
+    scores = {name: {"timesteps": 1, "return": value, "return_std": 9.0, "length": 1.0, "episodes": changes.get("final_eval_episodes", 10)} for name, value in scores.items()}
     scores["references"] = {"expert (p_tremble 0.1)": expert, "random policy": random}
     if finished:
         (folder / "scores.json").write_text(json.dumps(scores))
@@ -127,6 +127,14 @@ def test_other_arguments_are_never_averaged(runs):
     tasks = name_runs(load_runs([runs])[0])
     counts = {task: {label: len(group) for label, group in groups.items()} for task, groups in tasks.items()}
     assert counts == {"A-v0": {"bc": 2, "filter_br alpha=0.5": 3, "filter_br alpha=0": 2}, "B-v0": {"filter_br alpha=0": 1}}
+
+
+def test_how_long_a_policy_is_scored_is_no_other_training(runs):
+    before = table_of(runs)
+    assert "on fresh episodes (10 a run)" in before
+    make_run(runs, "filter_br", 4, [0, 60, 80], final=80, final_eval_episodes=100)
+    lines = table_of(runs).splitlines()
+    assert lines[3].startswith("| A-v0 | filter_br | 4 | 30k | 55 ± ") and any("on fresh episodes (10 or 100 a run)" in line for line in lines)
 
 
 def test_an_argument_that_a_task_has_to_itself_is_no_difference(runs):

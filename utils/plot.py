@@ -26,7 +26,7 @@ from scipy.stats import bootstrap, trim_mean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 LEVELS = (0.5, 0.8, 0.9)
-NOT_COMPARED = ("env_id", "seed", "resume", "eval", "capture_video", "device", "torch_threads", "exp_name", "versions", "machine")
+NOT_COMPARED = ("env_id", "seed", "resume", "eval", "capture_video", "final_eval_episodes", "device", "torch_threads", "exp_name", "versions", "machine")
 
 
 @dataclass
@@ -208,8 +208,10 @@ def make_table(tasks, notes):
     table = [" | ".join(map(str, each)) for each in (header, ["---"] * len(header), *rows)]
     runs = [run for groups in tasks.values() for group in groups.values() for run in group]
     commits, machines = (", ".join(sorted(values)) for values in ({run.args["versions"]["commit"] for run in runs}, {run.args["machine"] for run in runs}))
+    episodes = " or ".join(map(str, sorted({run.scores["final"]["episodes"] for run in runs})))
     lines += [
-        "Returns: mean ± standard deviation over seeds of the true return on fresh episodes, and in brackets the share of the way from random to expert.",
+        f"Returns: mean ± standard deviation over seeds of the true return on fresh episodes ({episodes} a run), and in brackets the share of the way"
+        + " from random to expert.",
         "Until 50 %, 80 %, 90 %: interactions at the first evaluation that far along the way, median over seeds (infinity for one that never got there), and"
         + " in brackets how many seeds got there. Behavioural cloning uses no interactions, and is its selected policy throughout.",
         "Area: mean over the interactions of that share, from 0 at the start (in the mazes, where a clone starts, as at the first evaluation); mean over seeds."
