@@ -1231,7 +1231,7 @@ def test_unknown_choice(flag, choices, tiny, checkout, capsys):
 
 def test_alpha_0_needs_no_states(tiny, checkout, hopper_demos):
     save(checkout / "stateless.npz", dataclasses.replace(hopper_demos, states=None))
-    args = tiny(HOPPER, demos=str(checkout / "stateless.npz"), alpha=0.0, total_timesteps=64, iteration_timesteps=64)
+    args = tiny(HOPPER, demos=str(checkout / "stateless.npz"), alpha=0.0, total_timesteps=96, iteration_timesteps=96)
     assert command(checkout, *flags(args)) is None
     (folder,) = checkout.glob("runs/*")
     assert json.loads((folder / "args.json").read_text())["alpha"] == 0 and len(metrics(folder)) == 1
