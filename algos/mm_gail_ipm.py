@@ -36,8 +36,8 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from utils.demos import load_split  # noqa: E402
-from utils.envs import MAZE_ENVS, make_env  # noqa: E402
+from utils.demos import ValidationError, load_split  # noqa: E402
+from utils.envs import MAZE_ENVS, evaluate, make_env, roll_out  # noqa: E402
 
 # ========================================================================================================================================== args
 
@@ -593,23 +593,7 @@ def label(buffer, f, shift):
     buffer.n_labelled = buffer.n_added
 
 
-# ============================================================================================================ roll-outs, evaluation and selection
-
-
-def roll_out(env, act, n_episodes):
-    """Whole episodes from the environment's own start states: lists of (T_i, obs_dim + action_dim) float32 arrays and of true returns."""
-    episodes, returns = [], []
-    for _ in range(n_episodes):
-        observation, _ = env.reset()
-        pairs, total, done = [], 0.0, False
-        while not done:
-            action = act(observation)
-            pairs.append(np.concatenate([observation, action]))
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total, done = total + reward, terminated or truncated
-        episodes.append(np.array(pairs, dtype=np.float32))
-        returns.append(total)
-    return episodes, returns
+# =============================================================================================================== acting, evaluation and selection
 
 
 def deterministic(actor):
@@ -637,61 +621,15 @@ def sampler(actor, rng, hold):
     return act
 
 
-class ValidationError:
-    """Moment-matching error against held-out demonstrations, over a fixed reward class: the unit ball spanned by 512 random Fourier features of (s, a).
-
-    sup_f (E_expert[sum_t f] - E_pi[sum_t f]) / T is then the norm of the difference of the mean features. Fixed, so that the errors of different
-    iterations, seeds and algorithms compare; it never looks at the true reward. One feature more is 1 on the steps that an episode which ended early lacks:
-    else a policy that falls at once, with no moments at all, would be nearer to the expert than one that stands where the expert never is.
-    """
-
-    def __init__(self, demos, horizon, n_features=512):
-        pairs, rng = np.concatenate([demos.observations, demos.actions], axis=1), np.random.default_rng(8)
-        self.center, self.spread = pairs.mean(0), np.maximum(pairs.std(0), 0.1)
-        self.frequencies = rng.normal(size=(pairs.shape[1], n_features)) / math.sqrt(pairs.shape[1])
-        self.phases = rng.uniform(0, 2 * math.pi, n_features)
-        self.horizon = horizon
-        self.expert_moments = self.moments(pairs, demos.n_episodes)
-
-    def moments(self, pairs, n_episodes):
-        """(n_features + 1,): E[sum_t phi(s_t, a_t)] / T, and the mean share of the horizon after the end of the episode."""
-        standard = (pairs - self.center) / self.spread
-        features = np.cos(standard @ self.frequencies + self.phases) * math.sqrt(2 / len(self.phases))
-        all_steps = self.horizon * n_episodes
-        return np.append(features.sum(0), all_steps - len(features)) / all_steps
-
-    def __call__(self, episodes):
-        return float(np.linalg.norm(self.expert_moments - self.moments(np.concatenate(episodes), len(episodes))))
-
-
-def evaluate(args, act, seed, n_episodes, validation_error=None, video_folder=None):
-    """The true return of `act` (observation -> action; None: uniformly random), its spread, episode length and validation error; in the mazes, the score.
-
-    In an environment of its own, seeded by `seed`, so that it draws nothing from training's streams.
-    """
-    env = make_env(args.env_id, p_tremble=args.p_tremble, seed=seed, render_mode="rgb_array" if video_folder else None)
-    if video_folder:
-        env = RecordVideo(env, str(video_folder), episode_trigger=lambda episode: episode == 0, name_prefix=f"timestep-{seed[-1]}", disable_logger=True)
-    if act is None:
-        rng = np.random.default_rng(seed)
-        act = lambda observation: env.random_action(rng)  # noqa: E731
-    episodes, returns = roll_out(env, act, n_episodes)
-    env.close()
-    return {
-        "return": float(np.mean(returns)),
-        "return_std": float(np.std(returns)),
-        "length": float(np.mean([len(episode) for episode in episodes])),
-        "validation_error": validation_error(episodes) if validation_error else math.nan,
-    } | ({"success_percent": float(np.mean(100 * (np.array(returns) > 0)))} if args.env_id in MAZE_ENVS else {})
-
-
 def evaluate_and_select(args, folder, actor, step, validation_error, counts):
     """Evaluate the present policy and save it: as final_policy.pt, and as policy.pt where it has the least validation error so far.
 
     The true reward has no part in the selection. Returns what `evaluate` did, and the console's line.
     """
-    video_folder = folder / "videos" if args.capture_video else None
-    evaluation = evaluate(args, deterministic(actor), (args.seed, 10, step), args.eval_episodes, validation_error, video_folder)
+    env = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 10, step), render_mode="rgb_array" if args.capture_video else None)
+    if args.capture_video:
+        env = RecordVideo(env, str(folder / "videos"), episode_trigger=lambda episode: episode == 0, name_prefix=f"timestep-{step}", disable_logger=True)
+    evaluation = evaluate(env, deterministic(actor), args.eval_episodes, validation_error)
     policy = {"actor": actor.state_dict(), "step": step, "evaluation": evaluation}
     save_atomically(folder / "final_policy.pt", policy)
     selected = evaluation["validation_error"] <= counts["best_error"]
@@ -870,7 +808,8 @@ def train(args, folder):
             part.load_state_dict(saved[name])
         observation, counts, references = env.observation, saved["counts"], saved["references"]
     else:
-        references["random policy"] = evaluate(args, None, (args.seed, 9, 1), args.eval_episodes)["return"]
+        random_env, random_rng = make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 9, 1)), np.random.default_rng((args.seed, 9, 1))
+        references["random policy"] = evaluate(random_env, lambda observation: random_env.random_action(random_rng), args.eval_episodes)["return"]
         if args.learner == "td3_bc":
             agent.clone(args.cloning_steps, args.batch_size, args.learning_rate)
         observation, _ = env.reset()
@@ -961,7 +900,7 @@ def report(args, folder):
         if scores and scores["selected"]["step"] == saved["step"]:
             score = scores["selected"]  # the same policy
         else:
-            score = evaluate(args, deterministic(actor), (args.seed, 11), args.final_eval_episodes)
+            score = evaluate(make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 11)), deterministic(actor), args.final_eval_episodes)
             del score["validation_error"]
         percent = f" ({score['success_percent']:.0f} % successes)" if "success_percent" in score else ""
         print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}{percent}"

@@ -556,14 +556,19 @@ def test_mixture_draws_a_policy_an_episode(tiny, monkeypatch):
             actor.mean.bias.fill_(math.atanh(mean))
             actors.append(copy.deepcopy(actor.state_dict()))
 
-    def spy_evaluate(args, act, seed, n_episodes):
+    def spy_make_env(env_id, **options):
+        seeds.append(options.get("seed"))
+        return make_env(env_id, **options)
+
+    def spy_evaluate(env, act, n_episodes):
         drawn.append(round((float(act(np.zeros(2, dtype=np.float32))[0]) + 0.9) / 0.6))
-        seeds.append(seed)
         assert n_episodes == 1
         return {"return": float(drawn[-1]), "return_std": 0.0, "length": 2.0 * drawn[-1], "validation_error": math.nan}
 
+    monkeypatch.setattr(nrmm_dual, "make_env", spy_make_env)
     monkeypatch.setattr(nrmm_dual, "evaluate", spy_evaluate)
     score = nrmm_dual.evaluate_mixture(tiny(module=nrmm_dual), actors, (1, 12, 600), 2000)
+    seeds.remove(None)  # of an environment that is asked for its spaces alone
     assert chi_square(np.bincount(drawn, minlength=4), np.full(4, 1 / 4)) < 5 and len(set(seeds)) == len(seeds) == 2000
     assert score == pytest.approx({"return": np.mean(drawn), "return_std": np.std(drawn), "length": 2 * np.mean(drawn)})
     assert np.corrcoef(drawn[:-1], drawn[1:])[0, 1] < 0.1
@@ -645,7 +650,7 @@ def test_bc_returns_the_policy_of_least_validation_error(tiny, tmp_path, monkeyp
     """And not that of the greatest return, nor the last."""
     scripted = [(0.0, math.nan), (2.0, 0.3), (1.0, 0.1), (3.0, 0.2)]  # random policy, and after each iteration
     actors, names = [], ("return", "validation_error", "return_std", "length")
-    monkeypatch.setattr(bc, "evaluate", lambda args, *rest: dict(zip(names, (*scripted[len(actors)], 0.0, 0.0), strict=True)))
+    monkeypatch.setattr(bc, "evaluate", lambda *arguments: dict(zip(names, (*scripted[len(actors)], 0.0, 0.0), strict=True)))
     monkeypatch.setattr(bc, "deterministic", lambda actor: actors.append(copy.deepcopy(actor.state_dict())))
     monkeypatch.setattr(bc, "report", lambda *arguments: {})
     run(tiny(module=bc), tmp_path / "run")

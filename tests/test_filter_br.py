@@ -48,24 +48,21 @@ from algos.filter_br import (
     ReplayBuffer,
     Reward,
     TwinQ,
-    ValidationError,
     describe_run,
     deterministic,
-    evaluate,
     flatten,
     gradient_penalty,
     label,
     moment_gap,
     reward_shift,
-    roll_out,
     sampler,
     start_episode,
     train,
     update_reward,
     write_atomically,
 )
-from utils.demos import load, record, save
-from utils.envs import ResettableEnv, get_state, make_env
+from utils.demos import ValidationError, load, record, save
+from utils.envs import ResettableEnv, evaluate, get_state, make_env, roll_out
 
 # --------------------------------------------------------------------------------------------------------------------------- optimistic Adam
 
@@ -749,9 +746,12 @@ def test_validation_error_does_not_prefer_a_fall():
 
 def test_roll_out_and_evaluate(demo_files):
     """The Counter pays 1 a step: a policy that stands still lasts 5 steps from each start state, one that runs right leaves after 1 to 3."""
-    args = Args(env_id="Counter-v0", p_tremble=0.0)
     still, right = (lambda observation, a=a: np.array([a], dtype=np.float32) for a in (0.0, 1.0))
-    result = evaluate(args, still, (1, 4, 0), 40)
+
+    def score(act, seed=(1, 4, 0), p_tremble=0.0, validation_error=None):
+        return evaluate(make_env("Counter-v0", p_tremble=p_tremble, seed=seed), act, 40, validation_error)
+
+    result = score(still)
     assert (result["return"], result["return_std"], result["length"]) == (5.0, 0.0, 5.0) and math.isnan(result["validation_error"])
     episodes, returns = roll_out(make_env("Counter-v0", seed=(1, 4, 0)), right, 40)
     assert all(episode.dtype == np.float32 and episode.shape[1] == 3 for episode in episodes)
@@ -760,13 +760,11 @@ def test_roll_out_and_evaluate(demo_files):
     for episode in episodes:  # whole episodes, from the environment's own start states: the count goes from 0 up, the last observation is not a pair
         np.testing.assert_array_equal(episode[:, 0], np.arange(len(episode)))
         assert abs(episode[0, 1]) < 0.5 and (np.abs(episode[:, 1]) < 1).all() and (episode[:, 2] == 1).all()
-    result = evaluate(args, right, (1, 4, 0), 40, ValidationError(as_demos(episodes), HORIZON))
+    result = score(right, validation_error=ValidationError(as_demos(episodes), HORIZON))
     assert result["return"] == np.mean(lengths) and result["return_std"] == pytest.approx(np.std(lengths)) and result["validation_error"] == 0
-    assert evaluate(args, right, (1, 4, 1), 40, ValidationError(as_demos(episodes), HORIZON))["validation_error"] > 0  # other start states
-    trembling = evaluate(dataclasses.replace(args, p_tremble=1.0), right, (1, 4, 0), 40)
+    assert score(right, (1, 4, 1), validation_error=ValidationError(as_demos(episodes), HORIZON))["validation_error"] > 0  # other start states
+    trembling = score(right, p_tremble=1.0)
     assert trembling["return"] > result["return"]  # random actions do not run right
-    random_policy = evaluate(args, None, (1, 4, 0), 40)
-    assert 3 < random_policy["return"] < 5 and random_policy == pytest.approx(evaluate(args, None, (1, 4, 0), 40), nan_ok=True)
 
 
 # ------------------------------------------------------------------------------------------------------------------------------ whole trainings
@@ -836,17 +834,28 @@ def test_training_writes_what_it_says(hopper_run, tiny):
         saved = torch.load(folder / name, weights_only=True)
         actor = Actor(15, make_env(HOPPER).action_space)
         actor.load_state_dict(saved["actor"])
-        score = evaluate(args, deterministic(actor), (args.seed, 11), 3)
+        score = evaluate(make_env(HOPPER, p_tremble=args.p_tremble, seed=(args.seed, 11)), deterministic(actor), 3)
         assert scores[what] == {"step": saved["step"], "episodes": 3} | {key: score[key] for key in ("return", "return_std", "length")}
         assert saved["evaluation"]["return"] != score["return"]  # training's own episodes were others
     assert scores["final"]["step"] == 600
+
+    # What they are compared with is the mean over whole episodes of uniformly random actions.
+    env, rng, total, n_episodes = make_env(HOPPER, p_tremble=args.p_tremble, seed=(args.seed, 9, 1)), np.random.default_rng((args.seed, 9, 1)), 0.0, 0
+    env.reset()
+    while n_episodes < args.eval_episodes:
+        _, reward, terminated, truncated, _ = env.step(rng.uniform(-1, 1, 3).astype(np.float32))
+        total += reward
+        if terminated or truncated:
+            n_episodes += 1
+            env.reset()
+    assert scores["references"]["random policy"] == pytest.approx(total / n_episodes)
 
 
 def test_selected_policy_has_the_least_validation_error(tiny, tmp_path, monkeypatch):
     """The true return, which says the opposite here, has no say."""
     scripted = [(0.0, math.nan), (2.0, 0.3), (1.0, 0.1), (3.0, 0.2)]  # random policy, and after each iteration
     actors, names = [], ("return", "validation_error", "return_std", "length")
-    monkeypatch.setattr(filter_br, "evaluate", lambda args, *rest: dict(zip(names, (*scripted[len(actors)], 0.0, 0.0), strict=True)))
+    monkeypatch.setattr(filter_br, "evaluate", lambda *arguments: dict(zip(names, (*scripted[len(actors)], 0.0, 0.0), strict=True)))
     monkeypatch.setattr(filter_br, "deterministic", lambda actor: actors.append(copy.deepcopy(actor.state_dict())))
     monkeypatch.setattr(filter_br, "report", lambda *arguments: {})
     end = run(tiny(), tmp_path / "run")

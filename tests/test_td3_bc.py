@@ -32,7 +32,8 @@ from conftest import (
 from torch import nn
 
 from algos import bc, filter_br, nrmm_dual
-from algos.filter_br import TD3BC, Actor, Args, DeterministicActor, ReplayBuffer, Reward, Standardize, TwinQ, evaluate, expert_transitions, sampler
+from algos.filter_br import TD3BC, Actor, Args, DeterministicActor, ReplayBuffer, Reward, Standardize, TwinQ, expert_transitions, sampler
+from utils import envs
 from utils.demos import load
 from utils.envs import ResettableEnv, make_env
 
@@ -550,21 +551,28 @@ def test_horizons_and_score_of_a_maze_run(maze_run, capsys):
     assert line == "selected policy, 128 interactions used for policy optimisation: return 0.0 +- 0.0 (0 % successes) over 3 episodes, p_tremble 0"
 
 
-@scripts(*ALL)
-def test_success_percent_by_hand(module, monkeypatch):
+def test_success_percent_by_hand(monkeypatch):
     """Of episodes with any reward. A task that is no maze has no such number."""
-    monkeypatch.setattr(module, "make_env", lambda *arguments, **options: SimpleNamespace(close=lambda: None))
-    monkeypatch.setattr(module, "roll_out", lambda env, act, n: ([np.zeros((3, 4))] * n, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0][:n]))
-    score = module.evaluate(module.Args(env_id=MAZE), lambda observation: None, (1, 2), 8)
-    assert (score["success_percent"], score["return"], score["length"]) == (25, 0.25, 3)
-    assert module.evaluate(module.Args(env_id="antmaze-large-play-v2"), lambda observation: None, (1, 2), 2)["success_percent"] == 50
-    assert "success_percent" not in module.evaluate(module.Args(env_id=HOPPER), lambda observation: None, (1, 2), 8)
+
+    def score(env_id, n_episodes):
+        env = SimpleNamespace(close=lambda: None)
+        env.unwrapped = SimpleNamespace(spec=SimpleNamespace(id=env_id))
+        return envs.evaluate(env, lambda observation: None, n_episodes)
+
+    monkeypatch.setattr(envs, "roll_out", lambda env, act, n: ([np.zeros((3, 4))] * n, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0][:n]))
+    scores = score(MAZE, 8)
+    assert (scores["success_percent"], scores["return"], scores["length"]) == (25, 0.25, 3)
+    assert score("antmaze-large-play-v2", 2)["success_percent"] == 50
+    assert "success_percent" not in score(HOPPER, 8)
 
 
-def test_evaluation_has_the_tasks_own_horizon():
-    """Whatever training's is."""
-    score = evaluate(Args(env_id="Counter-v0", horizon=2, p_tremble=0.0), lambda observation: np.zeros(1, dtype=np.float32), (1, 2), 3)
-    assert score["length"] == 5
+@scripts(*SCRIPTS)
+def test_evaluations_have_the_tasks_own_horizon(module, tiny, tmp_path, monkeypatch):
+    """Whatever training's is: of the random policy, during the run and at its end."""
+    horizons, evaluate = [], module.evaluate
+    monkeypatch.setattr(module, "evaluate", lambda env, *arguments: horizons.append((env.horizon, env.p_tremble)) or evaluate(env, *arguments))
+    run(td3_counter(tiny, module, total_timesteps=200, iteration_timesteps=100, horizon=8, p_tremble=0.25), tmp_path / "run")
+    assert len(horizons) > 3 and set(horizons) == {(5, 0.25)}
 
 
 @scripts("bc", *SCRIPTS)
@@ -573,7 +581,7 @@ def test_columns_of_a_maze_run(module, tmp_path, monkeypatch):
     pytest.importorskip("mujoco")
     values = {"return": 0.75, "return_std": 0.25, "length": 321.0, "validation_error": 0.125, "success_percent": 75.0}
     monkeypatch.setattr(module, "evaluate", lambda *arguments: dict(values))
-    monkeypatch.setattr(module, "roll_out", lambda env, act, n: ([np.zeros((9, 8), dtype=np.float32)] * n, [0.0] * n))
+    monkeypatch.setattr(module, "roll_out", lambda env, act, n: ([np.zeros((9, 8), dtype=np.float32)] * n, [0.0] * n), raising=False)  # BC has none
     run(maze_args(module), tmp_path / "run")
     names = list(values) + ([f"mixture_{name}" for name in ("return", "return_std", "length", "success_percent")] if module is nrmm_dual else [])
     first, last = metrics(tmp_path / "run")

@@ -11,6 +11,8 @@ back. This module gives both, for PyBullet locomotion, gymnasium's MuJoCo tasks,
 To use a task of your own, give its class (or a gym.Wrapper that you register around it) `get_state()`, which returns a flat array of finite numbers,
 and `set_state(state)`, which returns the observation that the task gave in that state. `ClassicState` below is the shortest example. If the task is
 one of gymnasium's MuJoCo kind and remembers nothing besides its physics, registering `lambda **kwargs: MujocoState(YourTask(**kwargs))` will do.
+
+`roll_out` and `evaluate` play whole episodes in any of them.
 """
 
 import contextlib
@@ -426,6 +428,41 @@ def set_state(env, state):
     env.t = int(state[0])
     env.observation = np.array(env.env.set_state(state[1:]), dtype=np.float32)
     return env.observation
+
+
+def roll_out(env, act, n_episodes):
+    """Whole episodes of `act` (observation -> action) from the environment's own start states.
+
+    Returns lists of their state-action pairs, float32 arrays of shape (T_i, obs_dim + action_dim), and of their true returns, floats.
+    """
+    episodes, returns = [], []
+    for _ in range(n_episodes):
+        observation, _ = env.reset()
+        pairs, total, done = [], 0.0, False
+        while not done:
+            action = act(observation)
+            pairs.append(np.concatenate([observation, action]))
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, done = total + reward, terminated or truncated
+        episodes.append(np.array(pairs, dtype=np.float32))
+        returns.append(total)
+    return episodes, returns
+
+
+def evaluate(env, act, n_episodes, validation_error=None):
+    """Score `act` (observation -> action) over whole episodes in `env`, which is then closed: give it one of its own, lest training's streams move.
+
+    Returns means as floats, by name: return (the true one), return_std (its standard deviation), length (steps), validation_error (what a
+    utils.demos.ValidationError says; NaN without one) and, in the mazes, success_percent.
+    """
+    episodes, returns = roll_out(env, act, n_episodes)
+    env.close()
+    return {
+        "return": float(np.mean(returns)),
+        "return_std": float(np.std(returns)),
+        "length": float(np.mean([len(episode) for episode in episodes])),
+        "validation_error": validation_error(episodes) if validation_error else np.nan,
+    } | ({"success_percent": float(np.mean(100 * (np.array(returns) > 0)))} if env.unwrapped.spec.id in MAZE_ENVS else {})
 
 
 def _with_state(env):
