@@ -823,7 +823,7 @@ def train(args, folder):
         remaining = 1 - (iteration - 1) / n_iterations
 
         # ---- Reward player: towards the best response to the current policy alone, argmax_f L(pi_i, f), on whole trajectories from the start states.
-        rollouts = [roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), 1)[0][0] for _ in range(args.n_rollouts)]
+        rollouts, _ = roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), args.n_rollouts)
         learner_pairs = torch.as_tensor(np.concatenate(rollouts))
         counts["rollout_timesteps"] += len(learner_pairs)
         learner_weight = len(learner_pairs) / args.n_rollouts / env.horizon  # see moment_gap
@@ -863,7 +863,8 @@ def train(args, folder):
         # ---- Evaluation, and selection of the policy that is returned.
         evaluation = dict.fromkeys(("return", "return_std", "length", "validation_error", *(["success_percent"] if args.env_id in MAZE_ENVS else [])), "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
-            evaluation, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
+            scores, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
+            evaluation |= scores
             progress.write("  ".join([line, f"gap {reward_logs['gap']:.3f}", *(f"{name} {value:.0f}" for name, value in references.items())]))
         counts["iteration"], counts["seconds"] = iteration, time.time() - started
         log.write(
@@ -903,7 +904,6 @@ def report(args, folder):
             score = scores["selected"]  # the same policy
         else:
             score = evaluate(make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 11)), deterministic(actor), args.final_eval_episodes)
-            del score["validation_error"]
         percent = f" ({score['success_percent']:.0f} % successes)" if "success_percent" in score else ""
         print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}{percent}"
               f" over {args.final_eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
@@ -920,6 +920,8 @@ def main():
         if not (folder / "args.json").exists():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
         saved = json.loads((folder / "args.json").read_text())
+        if (script := saved.get("exp_name", "another script")) != Path(__file__).stem:
+            raise SystemExit(f"{folder} was made by {script}, not by {Path(__file__).stem}: use the script that made it")
         if missing := [field.name for field in fields(Args) if field.name not in saved]:
             raise SystemExit(f"{folder} was made by a script without --{missing[0].replace('_', '-')}: use that version, commit {saved['versions']['commit']}")
         args = Args(**{field.name: saved[field.name] for field in fields(Args)} | ({"device": "cpu"} if mode == "eval" else {}))

@@ -824,6 +824,8 @@ def table(args):
 
 def saved_args(folder):
     saved = json.loads((folder / "args.json").read_text())
+    if (script := saved.get("exp_name", "another script")) != Path(__file__).stem:
+        raise SystemExit(f"{folder} was made by {script}, not by {Path(__file__).stem}: use the script that made it")
     if missing := [field.name for field in fields(Args) if field.name not in saved]:
         raise SystemExit(f"{folder} was made by a script without --{missing[0].replace('_', '-')}: use that version, commit {saved['versions']['commit']}")
     return Args(**{field.name: saved[field.name] for field in fields(Args)})

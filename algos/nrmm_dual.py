@@ -641,7 +641,7 @@ def sampler(actor, rng, hold):
 
 def try_policy(args, env, actor, rng, counts):
     """`args.n_rollouts` whole episodes of the exploring policy from the environment's own start states: a list of (T_i, obs_dim + action_dim) arrays."""
-    episodes = [roll_out(env, sampler(actor, rng, args.train_freq), 1)[0][0] for _ in range(args.n_rollouts)]
+    episodes, _ = roll_out(env, sampler(actor, rng, args.train_freq), args.n_rollouts)
     counts["rollout_timesteps"] += sum(map(len, episodes))
     return episodes
 
@@ -677,7 +677,7 @@ def evaluate_mixture(args, actors, seed, n_episodes):
     for episode in range(n_episodes):
         actor = load_actor(args, env, actors[rng.integers(len(actors))])
         scores.append(evaluate(make_env(args.env_id, p_tremble=args.p_tremble, seed=(*seed, episode)), deterministic(actor), 1))
-    means = {name: float(np.mean([score[name] for score in scores])) for name in scores[0] if name != "validation_error"}
+    means = {name: float(np.mean([score[name] for score in scores])) for name in scores[0]}
     return means | {"return_std": float(np.std([score["return"] for score in scores]))}
 
 
@@ -872,7 +872,7 @@ def train(args, folder):
         buffer.n_labelled = 0  # every transition in the buffer is worth what the new f says
         shift = reward_shift(f, expert_pairs, args)
         label(buffer, f, shift)
-        if args.learner == "td3_bc":  # whose batches of demonstrations are worth what the new f says, whatever --rewards
+        if args.learner == "td3_bc":  # whose batches of demonstrations are worth what the new f says
             agent.expert_buffer.n_labelled = 0
             label(agent.expert_buffer, f, shift)
 
@@ -910,8 +910,9 @@ def train(args, folder):
         names = ("return", "return_std", "length", "validation_error", *percent, *(f"mixture_{name}" for name in ("return", "return_std", "length", *percent)))
         evaluation = dict.fromkeys(names, "")
         if iteration % args.eval_every == 0 or iteration == n_iterations:
-            evaluation, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
             save_atomically(folder / "mixture.pt", {"actors": mixture, "step": counts["timesteps"]})
+            scores, line = evaluate_and_select(args, folder, agent.actor, counts["timesteps"], validation_error, counts)
+            evaluation |= scores
             score = evaluate_mixture(args, mixture, (args.seed, 12, counts["timesteps"]), args.eval_episodes)
             evaluation |= {f"mixture_{name}": value for name, value in score.items()}
             line += f"  mixture {score['return']:7.1f} +- {score['return_std']:<6.1f}"
@@ -955,7 +956,6 @@ def report(args, folder):
             score = scores["selected"]  # the same policy
         else:
             score = evaluate(make_env(args.env_id, p_tremble=args.p_tremble, seed=(args.seed, 11)), deterministic(actor), args.final_eval_episodes)
-            del score["validation_error"]
         percent = f" ({score['success_percent']:.0f} % successes)" if "success_percent" in score else ""
         print(f"{what} policy, {saved['step']} {X_AXIS[1]}: return {score['return']:.1f} +- {score['return_std']:.1f}{percent}"
               f" over {args.final_eval_episodes} episodes, p_tremble {args.p_tremble:g}")  # fmt: skip
@@ -977,6 +977,8 @@ def main():
         if not (folder / "args.json").exists():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
         saved = json.loads((folder / "args.json").read_text())
+        if (script := saved.get("exp_name", "another script")) != Path(__file__).stem:
+            raise SystemExit(f"{folder} was made by {script}, not by {Path(__file__).stem}: use the script that made it")
         if missing := [field.name for field in fields(Args) if field.name not in saved]:
             raise SystemExit(f"{folder} was made by a script without --{missing[0].replace('_', '-')}: use that version, commit {saved['versions']['commit']}")
         args = Args(**{field.name: saved[field.name] for field in fields(Args)} | ({"device": "cpu"} if mode == "eval" else {}))

@@ -149,6 +149,11 @@ def column(folder, name):
     return np.array([float(row[name]) for row in metrics(folder, without=())])
 
 
+def constant_evaluation(env, act, n_episodes, validation_error=None):
+    """In place of utils.envs.evaluate, where it would only take time."""
+    return dict.fromkeys(("return", "return_std", "length", *(["validation_error"] if validation_error else [])), 0.5)
+
+
 def same(a, b):
     """Equal to the bit, in all that a checkpoint nests."""
     if isinstance(a, dict):

@@ -31,6 +31,7 @@ from conftest import (
     chi_square,
     column,
     command,
+    constant_evaluation,
     flags,
     interrupt_file,
     learned,
@@ -201,10 +202,6 @@ def test_order_and_needless_exceptions_are_noticed(sources):
 
 def modules(*names):
     return pytest.mark.parametrize("script", names)
-
-
-def constant_evaluation(*arguments, **options):
-    return dict.fromkeys(("return", "return_std", "length", "validation_error"), 0.5)
 
 
 @pytest.fixture(scope="session")
@@ -563,7 +560,7 @@ def test_mixture_draws_a_policy_an_episode(tiny, monkeypatch):
     def spy_evaluate(env, act, n_episodes):
         drawn.append(round((float(act(np.zeros(2, dtype=np.float32))[0]) + 0.9) / 0.6))
         assert n_episodes == 1
-        return {"return": float(drawn[-1]), "return_std": 0.0, "length": 2.0 * drawn[-1], "validation_error": math.nan}
+        return {"return": float(drawn[-1]), "return_std": 0.0, "length": 2.0 * drawn[-1]}
 
     monkeypatch.setattr(nrmm_dual, "make_env", spy_make_env)
     monkeypatch.setattr(nrmm_dual, "evaluate", spy_evaluate)

@@ -27,6 +27,7 @@ from conftest import (
     chi_square,
     column,
     command,
+    constant_evaluation,
     flags,
     generator,
     interrupt,
@@ -752,7 +753,7 @@ def test_roll_out_and_evaluate(demo_files):
         return evaluate(make_env("Counter-v0", p_tremble=p_tremble, seed=seed), act, 40, validation_error)
 
     result = score(still)
-    assert (result["return"], result["return_std"], result["length"]) == (5.0, 0.0, 5.0) and math.isnan(result["validation_error"])
+    assert (result["return"], result["return_std"], result["length"]) == (5.0, 0.0, 5.0) and "validation_error" not in result
     episodes, returns = roll_out(make_env("Counter-v0", seed=(1, 4, 0)), right, 40)
     assert all(episode.dtype == np.float32 and episode.shape[1] == 3 for episode in episodes)
     lengths = [len(episode) for episode in episodes]
@@ -1090,7 +1091,7 @@ def test_schedules_and_warm_up_across_a_resume(tiny, tmp_path, monkeypatch):
     sac_update, random_action = SAC.update, ResettableEnv.random_action
     monkeypatch.setattr(SAC, "update", lambda self, batch, rate: rates.append(rate) or sac_update(self, batch, rate))
     monkeypatch.setattr(filter_br, "update_reward", lambda *arguments: disc_rates.append(arguments[5]) or update_reward(*arguments))
-    monkeypatch.setattr(filter_br, "evaluate", lambda *arguments: dict.fromkeys(("return", "return_std", "length", "validation_error"), 0.5))
+    monkeypatch.setattr(filter_br, "evaluate", constant_evaluation)
     monkeypatch.setattr(ResettableEnv, "random_action", lambda env, rng: random_actions.append(1) or random_action(env, rng))
     args = tiny(p_tremble=0.0, learning_starts=70)
     with pytest.MonkeyPatch.context() as patch:
@@ -1244,6 +1245,18 @@ def test_alpha_0_needs_no_states(tiny, checkout, hopper_demos):
     assert command(checkout, *flags(args)) is None
     (folder,) = checkout.glob("runs/*")
     assert json.loads((folder / "args.json").read_text())["alpha"] == 0 and len(metrics(folder)) == 1
+
+
+@pytest.mark.parametrize("mode", ["--resume", "--eval"])
+@pytest.mark.parametrize(("change", "made_by"), [({"exp_name": "filter_nr"}, "filter_nr"), ({}, "another script")])
+def test_a_run_of_another_script(change, made_by, mode, tiny, checkout):
+    """FILTER(NR) has the same flags: its run would go on as FILTER(BR)'s."""
+    folder = checkout / "runs" / "other"
+    folder.mkdir(parents=True)
+    described = {name: value for name, value in describe_run(tiny(HOPPER)).items() if name != "exp_name"}
+    (folder / "args.json").write_text(json.dumps(described | change))
+    assert command(checkout, mode, folder) == f"{folder} was made by {made_by}, not by filter_br: use the script that made it"
+    assert os.listdir(folder) == ["args.json"]
 
 
 def test_eval_before_the_first_evaluation(tiny, checkout):

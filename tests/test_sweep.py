@@ -331,6 +331,7 @@ REFUSALS = {
     "--algos stand_in --env-ids A-v0 -- --seed 5": "--seed is set by the sweep",
     "--algos stand_in --env-ids A-v0 -- --env_id=B-v0": "--env_id=B-v0 is set by the sweep",
     "--algos --env-ids A-v0": "--algos names none: give at least one",
+    "--algos stand_in --env-ids A-v0 --seeds -1 1": "--seeds has -1: give whole numbers of at least 0",
     "--algos stand_in --env-ids A-v0 --seeds": "--seeds names none: give at least one",
     "--algos stand_in --env-ids A-v0 --workers 0": "--workers is 0: give 1 to ",
     "--algos stand_in --env-ids A-v0 --workers 10000": "--workers is 10000: give 1 to ",

@@ -22,6 +22,7 @@ from conftest import (
     checkpoint,
     chi_square,
     column,
+    constant_evaluation,
     generator,
     interrupt_file,
     learned,
@@ -455,12 +456,12 @@ def test_seconds_count_the_pre_training_and_no_pause(module, tiny, tmp_path, mon
     now, clone, roll_out = [0.0], module.TD3BC.clone, module.roll_out
 
     def takes(seconds, function):
-        return lambda *arguments: now.__setitem__(0, now[0] + seconds) or function(*arguments)
+        return lambda *arguments: now.__setitem__(0, now[0] + seconds(*arguments)) or function(*arguments)
 
     monkeypatch.setattr(module.time, "time", lambda: now[0])
-    monkeypatch.setattr(module.TD3BC, "clone", takes(1000, clone))
-    monkeypatch.setattr(module, "roll_out", takes(1, roll_out))
-    monkeypatch.setattr(module, "evaluate", lambda *arguments: dict.fromkeys(("return", "return_std", "length", "validation_error"), 0.5))
+    monkeypatch.setattr(module.TD3BC, "clone", takes(lambda *arguments: 1000, clone))
+    monkeypatch.setattr(module, "roll_out", takes(lambda env, act, n_episodes: n_episodes, roll_out))
+    monkeypatch.setattr(module, "evaluate", constant_evaluation)
     args = td3_counter(tiny, module, total_timesteps=300, iteration_timesteps=100)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
         interrupt_file(patch, "checkpoint.pt", 2)
@@ -476,7 +477,7 @@ def test_pre_training_comes_first_and_once(module, tiny, tmp_path, monkeypatch):
     """Ahead of the first roll-out, with the learner's batch size and first learning rate; SAC has none, and a resumed run none more."""
     calls, clone, roll_out = [], module.TD3BC.clone, module.roll_out
     monkeypatch.setattr(module.TD3BC, "clone", lambda self, *arguments: calls.append(arguments) or clone(self, *arguments))
-    monkeypatch.setattr(module, "evaluate", lambda *arguments: dict.fromkeys(("return", "return_std", "length", "validation_error"), 0.5))
+    monkeypatch.setattr(module, "evaluate", constant_evaluation)
     monkeypatch.setattr(module, "roll_out", lambda *arguments: calls.append("roll-out") or roll_out(*arguments))
     args = td3_counter(tiny, module, total_timesteps=200, iteration_timesteps=100)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
@@ -580,7 +581,7 @@ def test_columns_of_a_maze_run(module, tmp_path, monkeypatch):
     """Each number under its own name, in rows with an evaluation and in rows without."""
     pytest.importorskip("mujoco")
     values = {"return": 0.75, "return_std": 0.25, "length": 321.0, "validation_error": 0.125, "success_percent": 75.0}
-    monkeypatch.setattr(module, "evaluate", lambda *arguments: dict(values))
+    monkeypatch.setattr(module, "evaluate", lambda env, act, n, error=None: {k: v for k, v in values.items() if error or k != "validation_error"})
     monkeypatch.setattr(module, "roll_out", lambda env, act, n: ([np.zeros((9, 8), dtype=np.float32)] * n, [0.0] * n), raising=False)  # BC has none
     run(maze_args(module), tmp_path / "run")
     names = list(values) + ([f"mixture_{name}" for name in ("return", "return_std", "length", "success_percent")] if module is nrmm_dual else [])

@@ -190,11 +190,19 @@ def test_clone_acts_as_the_demonstrations_and_waits_for_its_value_function(tmp_p
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "returns", one_episode)
-        patch.setattr(module, "clone", lambda policy, demos, rng: clone(policy, demos, rng, n_steps=20))
+        envs, make = [], module.make_env
+        patch.setattr(module, "make_env", lambda *arguments, **options: envs.append(make(*arguments, **options)) or envs[-1])
+
+        def clone_briefly(policy, demos, rng):
+            assert [env.t for env in envs[: ARGS.n_envs]] == [0] * ARGS.n_envs  # what reads the demonstrations moves none of training's environments
+            clone(policy, demos, rng, n_steps=20)
+
+        patch.setattr(module, "clone", clone_briefly)
         ends = []
         for total in (32, 192, 256):  # an iteration is 32 steps, and the last one has a learning rate of 0
             args = dataclasses.replace(ARGS, clone=str(tmp_path / "demos.npz"), total_timesteps=total)
             (tmp_path / str(total)).mkdir()
+            envs.clear()
             train(args, tmp_path / str(total))
             ends.append(torch.load(tmp_path / str(total) / "policy.pt", weights_only=True)["policy"])
     for name in ("mean.weight", "hidden.0.weight", "log_std"):
@@ -232,6 +240,9 @@ def test_refuses_to_go_on_with_other_arguments(tmp_path, monkeypatch):
     ({"env_id": "CartPole-v1"}, "--env-id CartPole-v1 has discrete actions"),
     ({"env_id": "Pendulm-v1"}, "unknown environment 'Pendulm-v1'"),
     ({"n_demos": 0}, "--n-demos is 0: give at least 1"),
+    ({"eval_every": 0}, "--eval-every is 0: give at least 1"),
+    ({"seed": -1}, "--seed is -1: give at least 0"),
+    ({"p_tremble": 2.0}, "p_tremble is a probability, between 0 and 1, not 2.0"),
     ({"tremble_from": 0.5}, "--tremble-from 0.5 --tremble-until 0.0: give fractions of the run"),
     ({"clone": "missing.npz"}, "missing.npz"),
 ])  # fmt: skip

@@ -141,10 +141,10 @@ def load_script(name):
 def put_timers(module, timers):
     """Wrap what `module.train` calls. Nothing that it computes changes, but that no fall ends an episode outside of training."""
     for owner, part, names in (
-        (module, ROLLOUTS, ("roll_out", "value_under")), (module, EVALUATION, ("evaluate", "evaluate_mixture")), (module, "resets", ("start_episode",)),
-        (module, "update of f", ("update_reward",)), (module, FILES, ("save_atomically",)), (module.Log, FILES, ("write",)), (module.SAC, "update", ("update",)),
-        (module.TD3BC, "update", ("update",)), (module.ReplayBuffer, "update", ("sample",)), (module.ReplayBuffer, FILES, ("state_dict",)),
-        (getattr(module, "Rollouts", None), FILES, ("state_dict",)),
+        (module, ROLLOUTS, ("roll_out", "value_under")), (module, EVALUATION, ("evaluate_and_select", "evaluate_mixture")),
+        (module, "resets", ("start_episode",)), (module, "update of f", ("update_reward",)), (module, FILES, ("save_atomically",)),
+        (module.Log, FILES, ("write",)), (module.SAC, "update", ("update",)), (module.TD3BC, "update", ("update",)),
+        (module.ReplayBuffer, "update", ("sample",)), (module.ReplayBuffer, FILES, ("state_dict",)), (getattr(module, "Rollouts", None), FILES, ("state_dict",)),
     ):  # fmt: skip
         for name in names:
             if hasattr(owner, name):

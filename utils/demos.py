@@ -100,8 +100,10 @@ class Demos:
             self.reset_seeds = np.full(max(np.size(self.episode_starts) - 1, 0), -1)
         action_type = np.int64 if np.asarray(self.actions).dtype.kind in "iu" else np.float32
         for name, dtype in TYPES.items():
-            if getattr(self, name) is not None:
-                setattr(self, name, np.ascontiguousarray(getattr(self, name), dtype=dtype or action_type))
+            if (given := getattr(self, name)) is not None:
+                setattr(self, name, np.ascontiguousarray(given, dtype=dtype or action_type))
+                if dtype in (bool, np.int64) and not np.array_equal(getattr(self, name), given):
+                    raise ValueError(f"{name} has to be {np.dtype(dtype).name}, and has other numbers")
         self.env_id, self.made_by, self.versions, self.p_tremble = str(self.env_id), str(self.made_by), str(self.versions), float(self.p_tremble)
         self.exact_states, self.notes = bool(self.exact_states), str(self.notes)
         dict(json.loads(self.versions))  # raises ValueError or TypeError here rather than where it is shown
@@ -308,13 +310,13 @@ class ValidationError:
 def read(source, env_id=""):
     """Demos from a path, from a Minari id such as "mujoco/hopper/expert-v0", or D4RL's as "d4rl:antmaze-large-play-v2". Raises DemosError.
 
-    They are checked for all that needs no environment. `env_id` is the task of D4RL files that do not say theirs.
+    They are checked for all that needs no environment. `env_id` is the task of data sets that do not say theirs.
     """
     minari_id = re.fullmatch(r"(?:minari:)?((?:[\w-]+/)*[\w-]+-v\d+)", str(source))
     if str(source).startswith("d4rl:") or Path(source).suffix in (".hdf5", ".h5"):
         demos = from_d4rl(str(source), env_id)
     elif minari_id and not Path(source).exists():
-        demos = from_minari(minari_id[1], source)
+        demos = from_minari(minari_id[1], source, env_id)
     else:
         demos = from_file(Path(source))
     check_arrays(demos, source)
@@ -342,7 +344,7 @@ def from_file(path):
         raise DemosError(path, "no such file: give --demos an .npz or .hdf5 file, d4rl:ID or a Minari id") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise DemosError(path, f"cannot be read, it is truncated or damaged ({error}): copy or record it again") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:  # the last from an .npy, before Python 3.11
         sentence = "is not an .npz of plain arrays (pickled content can run code and is never loaded): write it with utils/demos.py"
         raise DemosError(path, sentence) from error
     fields = dataclasses.fields(Demos)
@@ -357,7 +359,7 @@ def from_file(path):
         raise DemosError(path, f"holds something of the wrong kind ({error}): write it with utils/demos.py, which describes the format") from error
 
 
-def from_minari(dataset_id, source):
+def from_minari(dataset_id, source, env_id):
     """Demos from a Minari data set, downloaded if need be. These have no simulator states."""
     try:
         import minari
@@ -383,7 +385,7 @@ def from_minari(dataset_id, source):
         truncated=flat["truncations"],
         final_observations=[episode.observations[-1] for episode in episodes],
         episode_starts=episode_starts,
-        env_id=dataset.env_spec.id,
+        env_id=dataset.env_spec.id if dataset.env_spec else env_id or "unknown",
         made_by=f"Minari data set {dataset_id}",
     )
 
@@ -391,6 +393,8 @@ def from_minari(dataset_id, source):
 def check_arrays(demos, source):
     """Raises DemosError unless the arrays are finite and fit together."""
     starts, n_steps, n_episodes = demos.episode_starts, len(demos.observations), demos.n_episodes
+    if starts.ndim != 1:
+        raise DemosError(source, f"episode_starts has the shape {starts.shape} and needs one dimension: see the format in utils/demos.py")
     if n_steps == 0 or starts.size < 2:
         raise DemosError(source, "holds no demonstrations: record some")
     wrong = np.array([starts[0] != 0, *(np.diff(starts) <= 0)])
@@ -403,7 +407,7 @@ def check_arrays(demos, source):
     shapes |= {"actions": (n_steps, *demos.actions.shape[1:]), "executed_actions": demos.actions.shape}
     shapes |= {"final_observations": (n_episodes, d), "reset_seeds": (n_episodes,)}
     if demos.states is not None:
-        shapes["states"] = (n_steps, demos.states.shape[-1])
+        shapes["states"] = (n_steps, max((1, *demos.states.shape[1:])))
     for name, shape in shapes.items():
         value = getattr(demos, name)
         if value.shape != shape:

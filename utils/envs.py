@@ -452,17 +452,18 @@ def roll_out(env, act, n_episodes):
 def evaluate(env, act, n_episodes, validation_error=None):
     """Score `act` (observation -> action) over whole episodes in `env`, which is then closed: give it one of its own, lest training's streams move.
 
-    Returns means as floats, by name: return (the true one), return_std (its standard deviation), length (steps), validation_error (what a
-    utils.demos.ValidationError says; NaN without one) and, in the mazes, success_percent.
+    Returns means as floats, by name: return (the true one), return_std (its standard deviation), length (steps), validation_error (where a
+    utils.demos.ValidationError is given) and, in the mazes, success_percent.
     """
     episodes, returns = roll_out(env, act, n_episodes)
     env.close()
-    return {
-        "return": float(np.mean(returns)),
-        "return_std": float(np.std(returns)),
-        "length": float(np.mean([len(episode) for episode in episodes])),
-        "validation_error": validation_error(episodes) if validation_error else np.nan,
-    } | ({"success_percent": float(np.mean(100 * (np.array(returns) > 0)))} if env.unwrapped.spec.id in MAZE_ENVS else {})
+    lengths = [len(episode) for episode in episodes]
+    score = {"return": float(np.mean(returns)), "return_std": float(np.std(returns)), "length": float(np.mean(lengths))}
+    if validation_error:
+        score["validation_error"] = validation_error(episodes)
+    if env.unwrapped.spec.id in MAZE_ENVS:
+        score["success_percent"] = float(np.mean(100 * (np.array(returns) > 0)))
+    return score
 
 
 def _with_state(env):

@@ -73,6 +73,8 @@ def plan(args, extra):
     for name in ("algos", "env_ids", "seeds"):
         if not getattr(args, name):
             raise SystemExit(f"--{name.replace('_', '-')} names none: give at least one")
+    if min(args.seeds) < 0:
+        raise SystemExit(f"--seeds has {min(args.seeds)}: give whole numbers of at least 0")
     runs = []
     for algo in dict.fromkeys(args.algos):
         path = ROOT / "algos" / f"{algo}.py"

@@ -16,7 +16,7 @@ import json
 import math
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import numpy as np
@@ -197,7 +197,7 @@ def train(args, out):
     write_atomically(metrics, "".join(rows))
 
     if args.clone and step == 0:
-        clone(policy, load(args.clone, envs[0]), rng)
+        clone(policy, load(args.clone, make_env(args.env_id), check_dynamics=False), rng)  # main has checked it
 
     shape = (args.n_steps, args.n_envs)
     all_normed, all_next_normed, us = torch.empty(*shape, obs_dim), torch.empty(*shape, obs_dim), torch.empty(*shape, action_dim)
@@ -295,12 +295,14 @@ def record_demonstrations(args, out):
 
 def main():
     args = tyro.cli(Args)
-    if args.n_demos < 1:
-        raise SystemExit(f"--n-demos is {args.n_demos}: give at least 1")
+    for field in fields(args):
+        value, least = getattr(args, field.name), 0 if field.name == "seed" else 1
+        if field.type is int and value < least:
+            raise SystemExit(f"--{field.name.replace('_', '-')} is {value}: give at least {least}")
     if not 0 <= args.tremble_from <= args.tremble_until <= 1:
         raise SystemExit(f"--tremble-from {args.tremble_from} --tremble-until {args.tremble_until}: give fractions of the run, from 0 to 1, in this order")
     try:
-        env = make_env(args.env_id)
+        env = make_env(args.env_id, p_tremble=args.p_tremble)
         if not hasattr(env.action_space, "high"):
             raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
         if args.clone:
