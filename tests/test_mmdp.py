@@ -1,6 +1,7 @@
 """algos/mmdp.py and the small MDPs of utils/envs.py by value: exact games, identities of the roll-outs, and whole small trainings, killed and resumed."""
 
 import csv
+import json
 import sys
 from pathlib import Path
 
@@ -600,6 +601,14 @@ def test_command_line(command, tmp_path, capsys):
     save(tmp_path / "demos.npz", record(env, lambda o: task.experts[0].act(o[None])[0], 4, "a test"))
     command(**QUICK, demos=tmp_path / "demos.npz")
     assert capsys.readouterr().out.splitlines()[-3:] == trained
+
+
+@pytest.mark.parametrize("mode", ["resume", "eval"])
+def test_a_run_of_another_script(mode, command, tmp_path):
+    (tmp_path / "args.json").write_text(json.dumps({"exp_name": "filter_br", "seed": 1}))
+    with pytest.raises(SystemExit, match="was made by filter_br, not by mmdp: use the script that made it"):
+        command(**{mode: tmp_path})
+    assert [path.name for path in tmp_path.iterdir()] == ["args.json"]
 
 
 def test_an_interrupt_says_how_to_go_on(command, monkeypatch):
