@@ -9,6 +9,7 @@ is a weaker baseline than it should be.) Read `train` at the end first: it is th
     python algos/bc.py --eval runs/RUN                  score the saved policies
 """
 
+import copy
 import csv
 import importlib.util
 import json
@@ -137,12 +138,18 @@ class Actor(nn.Module):
 # =============================================================================================================== acting, evaluation and selection
 
 
+def on_cpu(actor):
+    """`actor` itself or, from a GPU, a copy: for one state after the other a core is faster."""
+    return actor if actor.scale.device.type == "cpu" else copy.deepcopy(actor).cpu()
+
+
 def deterministic(actor):
     """The policy that is evaluated and returned: observation -> action."""
+    actor = on_cpu(actor)
 
     def act(observation):
         with torch.no_grad():
-            return actor(torch.as_tensor(observation)[None])[0].cpu().numpy()
+            return actor(torch.from_numpy(observation)[None])[0].numpy()
 
     return act
 
@@ -207,7 +214,8 @@ def describe_run(args):
     except OSError:  # no git here
         commit = ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
-    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    machine = f"{platform.machine()}, {os.cpu_count()} cores" + (f", {torch.cuda.get_device_name()}" if torch.get_default_device().type == "cuda" else "")
+    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": machine}
 
 
 X_AXIS = ("charts/gradient_steps", "gradient steps", "gradient steps")  # the first column of metrics.csv, in words, in a word

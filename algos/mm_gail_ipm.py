@@ -12,6 +12,7 @@ Differs from filter_nr.py only in that every episode starts from the environment
 Signs: f(s, a) is a *reward*, high on the expert. The reward player raises L(pi, f) = E_expert[sum_t f] - E_pi[sum_t f], the policy player raises E_pi[sum_t f].
 """
 
+import copy
 import csv
 import importlib.util
 import json
@@ -212,7 +213,7 @@ class Actor(nn.Module):
 
     def sample_noise(self, rng):
         """A noise matrix E (gSDE), (hidden, action_dim), held for several steps of acting."""
-        return self.log_std.exp() * torch.randn(self.log_std.shape, generator=rng) if self.gsde else None
+        return self.log_std.exp() * torch.randn(self.log_std.shape, generator=rng, device=self.log_std.device) if self.gsde else None
 
     def sample(self, observations, rng, noise=None):
         """Actions (B, action_dim) and the log-density (B,) of tanh(u), so in units of `scale`. Without `noise`, gSDE draws one for the batch."""
@@ -224,7 +225,7 @@ class Actor(nn.Module):
             variance = h.square() @ self.log_std.exp().square() + 1e-6
         else:
             variance = (2 * self.log_std(h).clamp(-20.0, 2.0)).exp()
-            deviation = variance.sqrt() * torch.randn(mean.shape, generator=rng)
+            deviation = variance.sqrt() * torch.randn(mean.shape, generator=rng, device=mean.device)
         u = mean + deviation
         log_prob = -0.5 * (deviation.square() / variance + variance.log() + math.log(2 * math.pi))
         log_prob = log_prob - 2 * (math.log(2) - u - F.softplus(-2 * u))  # the density of tanh(u): minus log(1 - tanh(u)^2)
@@ -251,7 +252,7 @@ class DeterministicActor(nn.Module):
 
     def sample(self, observations, rng, noise=None):
         """Actions (B, action_dim) that explore. Their density is not needed."""
-        return self(observations, 0.1 * torch.randn(len(observations), len(self.scale), generator=rng)), None
+        return self(observations, 0.1 * torch.randn(len(observations), len(self.scale), generator=rng, device=self.scale.device)), None
 
 
 class TwinQ(nn.Module):
@@ -298,20 +299,22 @@ class OptimisticAdam:
 
     def __init__(self, module, beta1=0.9, beta2=0.999, eps=1e-8):
         self.vector, self.gradient = flatten(module)
-        self.beta1, self.beta2, self.eps, self.t = beta1, beta2, eps, 0
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+        self.t = torch.zeros((), dtype=torch.float64) if self.vector.is_cuda else 0  # a tensor counts in a CUDA graph too
         self.m, self.v, self.direction, self.last_direction = (torch.zeros_like(self.vector) for _ in range(4))
 
     @torch.no_grad()
     def step(self, learning_rate):
-        """One step along the gradient that backward() left, which is then cleared."""
+        """One step along the gradient that backward() left, which is then cleared. `learning_rate` is a number or a tensor of one."""
         torch.set_flush_denormal(True)  # averages of gradients that ended decay into denormal numbers: slow on a CPU, 17 to 28 % of an update late in a run
         self.t += 1
+        learning_rate = torch.as_tensor(learning_rate)
         self.m.lerp_(self.gradient, 1 - self.beta1)
         self.v.mul_(self.beta2).addcmul_(self.gradient, self.gradient, value=1 - self.beta2)
-        torch.sqrt(self.v, out=self.direction).div_(math.sqrt(1 - self.beta2**self.t)).add_(self.eps)
+        torch.sqrt(self.v, out=self.direction).div_((1 - self.beta2**self.t) ** 0.5).add_(self.eps)
         torch.div(self.m, self.direction, out=self.direction).div_(1 - self.beta1**self.t)
-        self.vector.add_(self.direction, alpha=-2 * learning_rate).add_(self.last_direction, alpha=learning_rate)
-        self.direction, self.last_direction = self.last_direction, self.direction
+        self.vector.addcmul_(self.direction, learning_rate, value=-2).addcmul_(self.last_direction, learning_rate)
+        self.last_direction.copy_(self.direction)
         self.gradient.zero_()
         torch.set_flush_denormal(False)  # the simulator keeps them
 
@@ -486,6 +489,27 @@ class SAC:
             getattr(self, name).load_state_dict(value)
 
 
+class GraphedUpdate:
+    """SAC's update as one CUDA graph: on a GPU, launching its some 200 small operations one by one takes far longer than computing them."""
+
+    def __init__(self, agent):
+        self.agent, self.graph, self.n_eager = agent, None, 3
+
+    def __call__(self, batch, learning_rate):
+        if self.n_eager:  # while CUDA's libraries set themselves up
+            self.n_eager -= 1
+            return self.agent.update(batch, learning_rate)
+        if self.graph is None:
+            self.batch, self.learning_rate, self.graph = batch.clone(), learning_rate.clone(), torch.cuda.CUDAGraph()
+            self.graph.register_generator_state(self.agent.rng)
+            with torch.cuda.graph(self.graph):  # which only records: what it reads and writes has its place in memory from now on
+                self.logs = self.agent.update(self.batch, self.learning_rate)
+        self.batch.copy_(batch)
+        self.learning_rate.copy_(learning_rate)
+        self.graph.replay()
+        return self.logs
+
+
 class TD3BC:
     """TD3+BC (Fujimoto and Gu 2021) on two sources of transitions, as in the paper's AntMaze experiments.
 
@@ -596,19 +620,25 @@ def label(buffer, f, shift):
 # =============================================================================================================== acting, evaluation and selection
 
 
+def on_cpu(actor):
+    """`actor` itself or, from a GPU, a copy: for one state after the other a core is faster."""
+    return actor if actor.scale.device.type == "cpu" else copy.deepcopy(actor).cpu()
+
+
 def deterministic(actor):
     """The policy that is evaluated and returned: observation -> action."""
+    actor = on_cpu(actor)
 
     def act(observation):
         with torch.no_grad():
-            return actor(torch.as_tensor(observation)[None])[0].cpu().numpy()
+            return actor(torch.from_numpy(observation)[None])[0].numpy()
 
     return act
 
 
 def sampler(actor, rng, hold):
     """The policy that explores: observation -> action ~ pi(.|s). With gSDE its noise matrix is held for `hold` steps."""
-    noise, t = None, 0
+    actor, noise, t = on_cpu(actor), None, 0
 
     def act(observation):
         nonlocal noise, t
@@ -616,7 +646,7 @@ def sampler(actor, rng, hold):
             if t % hold == 0:
                 noise = actor.sample_noise(rng)
             t += 1
-            return actor.sample(torch.as_tensor(observation)[None], rng, noise)[0][0].cpu().numpy()
+            return actor.sample(torch.from_numpy(observation)[None], rng, noise)[0][0].numpy()
 
     return act
 
@@ -681,7 +711,8 @@ def describe_run(args):
     except OSError:  # no git here
         commit = ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
-    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    machine = f"{platform.machine()}, {os.cpu_count()} cores" + (f", {torch.cuda.get_device_name()}" if torch.get_default_device().type == "cuda" else "")
+    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": machine}
 
 
 X_AXIS = ("charts/timesteps", "interactions used for policy optimisation", "interactions")  # the first column of metrics.csv, in words, in a word
@@ -774,6 +805,7 @@ def train(args, folder):
     streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 6)]
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
     policy_rng, reward_rng = (torch.Generator(args.device).manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
+    acting_rng = policy_rng if args.device == "cpu" else torch.Generator("cpu").manual_seed(int(streams[1].generate_state(2)[1]))  # see on_cpu
     warmup_rng = np.random.default_rng(streams[4])
     env, rollout_env = (make_env(args.env_id, p_tremble=args.p_tremble, horizon=args.horizon, seed=(args.seed, stream)) for stream in (6, 7))
 
@@ -789,8 +821,10 @@ def train(args, folder):
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
     if args.learner == "sac":
         agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
+        update = agent.update if args.device == "cpu" else GraphedUpdate(agent)
     else:
         agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, args.critic_warmup, args.q_weight, expert_transitions(demos), policy_rng)
+        update = agent.update
     for network in (f, *agent.networks) if args.standardize else ():
         network.standardize.fit(expert_pairs[:, :obs_dim])
     n_iterations = math.ceil(args.total_timesteps / args.iteration_timesteps)
@@ -798,7 +832,7 @@ def train(args, folder):
     counts = {"iteration": 0, "timesteps": 0, "rollout_timesteps": 0, "best_error": math.inf, "seconds": 0.0}
 
     parts = {"agent": agent, "buffer": buffer, "f": f, "f_optimizer": f_optimizer, "env": env, "rollout_env": rollout_env}
-    parts |= {"rollouts": rollouts, "rngs": Generators(policy_rng, reward_rng, warmup_rng)}
+    parts |= {"rollouts": rollouts, "rngs": Generators(policy_rng, acting_rng, reward_rng, warmup_rng)}
 
     started = time.time()
     checkpoint = folder / "checkpoint.pt"
@@ -822,7 +856,7 @@ def train(args, folder):
         remaining = 1 - (iteration - 1) / n_iterations
 
         # ---- Reward player: no regret over sum_i L(pi_i, f), on whole trajectories of all policies so far, from the start states.
-        rollouts.add(roll_out(rollout_env, sampler(agent.actor, policy_rng, args.train_freq), args.n_rollouts)[0])
+        rollouts.add(roll_out(rollout_env, sampler(agent.actor, acting_rng, args.train_freq), args.n_rollouts)[0])
         learner_pairs = rollouts.pairs
         counts["rollout_timesteps"] = len(learner_pairs)
         learner_weight = len(learner_pairs) / rollouts.n_episodes / env.horizon  # see moment_gap
@@ -837,7 +871,7 @@ def train(args, folder):
             label(agent.expert_buffer, f, shift)
 
         # ---- Policy player: the learner on the learned reward, in episodes from the environment's own start states.
-        act = sampler(agent.actor, policy_rng, args.train_freq)
+        act = sampler(agent.actor, acting_rng, args.train_freq)
         n_episodes, policy_logs = 0, {}
         for _ in range(min(args.iteration_timesteps, args.total_timesteps - counts["timesteps"])):
             warming_up = counts["timesteps"] < args.learning_starts
@@ -852,10 +886,10 @@ def train(args, folder):
             progress.update()
             if counts["timesteps"] % args.train_freq == 0 and not warming_up:
                 label(buffer, f, shift)
-                learning_rate = args.learning_rate * (1 - counts["timesteps"] / args.total_timesteps)
+                learning_rate = torch.tensor(args.learning_rate * (1 - counts["timesteps"] / args.total_timesteps))
                 for batch in buffer.sample(args.gradient_steps, args.batch_size, policy_rng):
-                    policy_logs = agent.update(batch, learning_rate)
-                act = sampler(agent.actor, policy_rng, args.train_freq)  # with gSDE, new noise of the new policy
+                    policy_logs = update(batch, learning_rate)
+                act = sampler(agent.actor, acting_rng, args.train_freq)  # with gSDE, new noise of the new policy
         label(buffer, f, shift)  # transitions since the last burst belong to this f
 
         # ---- Evaluation, and selection of the policy that is returned.

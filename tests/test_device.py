@@ -1,11 +1,12 @@
 """`--device`: on the meta device, whose tensors have a shape and a place but no numbers, on any machine; and for real where there is a GPU."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import metrics, run
+from conftest import Interrupted, interrupt_file, metrics, run, same
 from gymnasium.spaces import Box
 
 from algos import bc, filter_br, filter_nr, mm_gail_ipm, nrmm_dual
@@ -102,15 +103,74 @@ def test_a_device_that_is_not_there_is_refused(module, tiny):
             module.check_args(tiny(module=module, device=device))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@by_name(*GAMES)
+def test_a_graphed_update_is_fed_every_batch(module, monkeypatch):
+    """With a stand-in for CUDA's graphs, whose replay works, as theirs does, on what the recorded tensors hold at that moment."""
+    recording, done, rng = [], [], object()
+
+    class Graph:
+        def register_generator_state(self, generator):
+            assert generator is rng
+
+        def replay(self):
+            done.append([tensor.tolist() for tensor in self.inputs])
+
+    @contextmanager
+    def record(graph):
+        recording.append(graph)
+        yield
+        recording.pop()
+
+    def update(*inputs):
+        if recording:
+            recording[0].inputs = inputs
+        else:
+            done.append([tensor.tolist() for tensor in inputs])
+        return "logs"
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    graphed = module.GraphedUpdate(SimpleNamespace(update=update, rng=rng))
+    fed = [[torch.full((2, 3), float(i)), torch.tensor(0.5**i)] for i in range(8)]
+    assert [graphed(*inputs) for inputs in fed] == ["logs"] * 8
+    assert done == [[tensor.tolist() for tensor in inputs] for inputs in fed]
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device(None)
+
+
+@by_name(*GAMES)
+@pytest.mark.parametrize("gsde", [False, True], ids=["", "gsde"])
+def test_a_graphed_update_is_the_update(module, gsde, gpu):
+    """The same weights, averages and random numbers, with batches and learning rates that change."""
+    ends = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        rng = torch.Generator("cuda").manual_seed(1)
+        agent = module.SAC(4, Box(-2, 2, (3,), np.float32), 0.98, 0.02, gsde, 0.5, rng)
+        update = module.GraphedUpdate(agent) if graphed else agent.update
+        for batch, rate in zip(torch.rand(20, 64, 13), torch.linspace(1e-2, 1e-3, 20), strict=True):
+            logs = {name: value.clone() for name, value in update(batch, rate).items()}
+        ends.append([agent.state_dict(), logs, rng.get_state()])
+    assert same(*ends)
+
+
 @by_name(bc, *GAMES)
 @pytest.mark.parametrize("learner", ["sac", "td3_bc"])
-def test_trains_on_a_gpu(module, learner, tiny, tmp_path):
-    """A whole training. Its numbers are not a CPU's, since the random streams are not."""
-    changes = {} if module is bc else {"learner": learner}
-    torch.set_default_device("cuda")
-    try:
-        run(tiny(module=module, device="cuda", **changes), tmp_path)
-    finally:
-        torch.set_default_device(None)
-    assert all(np.isfinite(float(row["eval/return"])) for row in metrics(tmp_path))
+def test_trains_on_a_gpu(module, learner, tiny, tmp_path, gpu):
+    """A whole training, and the same interrupted and resumed. Its numbers are not a CPU's, since the random streams are not."""
+    args = tiny(module=module, device="cuda", **({} if module is bc else {"learner": learner}))
+    end = run(args, tmp_path / "whole")
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_file(patch, "checkpoint.pt", 3)
+        with pytest.raises(Interrupted):
+            run(args, tmp_path / "resumed")
+    assert same(run(args, tmp_path / "resumed"), end)
+    assert metrics(tmp_path / "resumed") == metrics(tmp_path / "whole")
+    assert all(np.isfinite(float(row["eval/return"])) for row in metrics(tmp_path / "whole"))

@@ -67,6 +67,8 @@ class Args:
     """state-dependent exploration noise, on every side"""
     clock: Literal["wall", "processor"] = "wall"
     """"processor" counts the time that this process computes, for a machine that is busy with other work"""
+    device: str = "cpu"
+    """of every side: "cpu" or "cuda"; a GPU works on while the script does, so that an update is timed by its launch, and what waits for it pays the rest"""
     torch_threads: int = 1
     """threads of every side"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -144,7 +146,8 @@ def put_timers(module, timers):
         (module, ROLLOUTS, ("roll_out", "value_under")), (module, EVALUATION, ("evaluate_and_select", "evaluate_mixture")),
         (module, "resets", ("start_episode",)), (module, "update of f", ("update_reward",)), (module, FILES, ("save_atomically",)),
         (module.Log, FILES, ("write",)), (module.SAC, "update", ("update",)), (module.TD3BC, "update", ("update",)),
-        (module.ReplayBuffer, "update", ("sample",)), (module.ReplayBuffer, FILES, ("state_dict",)), (getattr(module, "Rollouts", None), FILES, ("state_dict",)),
+        (module.GraphedUpdate, "update", ("__call__",)), (module.ReplayBuffer, "update", ("sample",)), (module.ReplayBuffer, FILES, ("state_dict",)),
+        (getattr(module, "Rollouts", None), FILES, ("state_dict",)),
     ):  # fmt: skip
         for name in names:
             if hasattr(owner, name):
@@ -190,12 +193,15 @@ def fill(module, args, timesteps):
 def script_run(args, script, env_id, later=0, **changes):
     """The script's `train`, taking turns, one outer iteration a chunk; `later`: with as many interactions behind it."""
     timers, module = Timers(CLOCKS[args.clock]), load_script(script)
-    changes |= {"gsde": args.gsde, "eval_every": 1, "eval_episodes": EVAL_EPISODES, "learning_starts": 0, "iteration_timesteps": args.interactions}
+    changes |= {"device": args.device, "gsde": args.gsde, "iteration_timesteps": args.interactions}
+    changes |= {"eval_every": 1, "eval_episodes": EVAL_EPISODES, "learning_starts": 0}
     script_args = module.Args(env_id=env_id, total_timesteps=(args.pairs + args.warmup + 100) * args.interactions + 2 * args.later, **changes)
     put_timers(module, timers)
 
     def loop(tick):
         torch.set_num_threads(args.torch_threads)
+        if args.device != "cpu":
+            torch.set_default_device(args.device)  # of this thread
         if later:
             fill(module, script_args, later)
         module.tqdm = lambda **_: SimpleNamespace(update=tick, write=lambda line: None)
@@ -231,14 +237,16 @@ def sb3_run(args, env_id, alpha):
     from stable_baselines3.common.callbacks import ConvertCallback
 
     ours = load_script("filter_br").Args(env_id=env_id, learner="sac")
-    same = {name: getattr(ours, name) for name in ("buffer_size", "batch_size", "gamma", "tau", "train_freq", "gradient_steps")}
+    same = {name: getattr(ours, name) for name in ("buffer_size", "batch_size", "gamma", "tau", "train_freq", "gradient_steps")} | {"device": args.device}
     network = {"net_arch": [256, 256]} | ({"log_std_init": -3.0} if args.gsde else {})
 
     def loop(tick):
         torch.set_num_threads(args.torch_threads)
+        if args.device != "cpu":
+            torch.set_default_device(args.device)  # of this thread
         env = make_env(env_id, p_tremble=ours.p_tremble, seed=1)
         env = ReplayingReset(env, load_split("", env, ours.n_demos, ours.n_validation_demos)[0], alpha, seed=1)
-        sac = SAC("MlpPolicy", env, lambda left: left * ours.learning_rate, learning_starts=0, use_sde=args.gsde, policy_kwargs=network, device="cpu", **same)
+        sac = SAC("MlpPolicy", env, lambda left: left * ours.learning_rate, learning_starts=0, use_sde=args.gsde, policy_kwargs=network, **same)
         sac.learn((args.pairs + args.warmup + 100) * args.interactions + 2 * args.later, ConvertCallback(lambda local, _: tick() or True))
 
     return Turns(loop, Timers(CLOCKS[args.clock]))
