@@ -6,6 +6,7 @@ import shlex
 import sys
 
 import pytest
+import torch
 import tyro
 from conftest import ROOT
 
@@ -26,7 +27,7 @@ def test_commands(command, monkeypatch):
     args = tyro.cli(module.Args, args=words[:split])
     if script == "utils/sweep.py":
         assert len(module.plan(args, words[split + 1 :])) == len(args.algos) * len(args.env_ids) * len(args.seeds)
-    elif hasattr(module, "check_args") and not {"runs/RUN", "..."} & set(words):
+    elif hasattr(module, "check_args") and not {"runs/RUN", "..."} & set(words) and (getattr(args, "device", "cpu") == "cpu" or torch.cuda.is_available()):
         if args.env_id.startswith(("antmaze", "PointMaze")):
             pytest.importorskip("mujoco")
         module.check_args(args)
