@@ -732,7 +732,7 @@ class Generators:
     """The run's random streams, torch's and numpy's, for its checkpoint."""
 
     def __init__(self, *rngs):
-        self.rngs = rngs
+        self.rngs = dict.fromkeys(rngs)  # once each: on the CPU one of them acts and trains
 
     def state_dict(self):
         return {"states": [rng.get_state() if isinstance(rng, torch.Generator) else rng.bit_generator.state for rng in self.rngs]}
