@@ -823,7 +823,7 @@ def train(args, folder):
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
     if args.learner == "sac":
         agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
-        update = agent.update if args.device == "cpu" else GraphedUpdate(agent)
+        update = GraphedUpdate(agent) if args.device.startswith("cuda") else agent.update
     else:
         agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, args.critic_warmup, args.q_weight, expert_transitions(demos), policy_rng)
         update = agent.update
