@@ -150,7 +150,8 @@ def real_sweep(tmp_path):
     env = make_env("Pendulum-v1", seed=3, horizon=40)
     save(tmp_path / "demos.npz", record(env, lambda observation: env.action_space.high * 0, 3, "a test"))
     flags = f"--demos {tmp_path / 'demos.npz'} --n-demos 2 --n-validation-demos 1 --total-timesteps 600 --iteration-timesteps 100 --eval-every 1"
-    flags += " --eval-episodes 1 --n-rollouts 1 --batch-size 16 --disc-batch-size 16 --buffer-size 600 --gradient-steps 1 --learning-starts 64 --alpha 0"
+    flags += " --eval-episodes 1 --final-eval-episodes 1 --n-rollouts 1 --batch-size 16 --disc-batch-size 16 --buffer-size 600"
+    flags += " --gradient-steps 1 --learning-starts 64 --alpha 0"
     return ["--algos", "filter_br", "--env-ids", "Pendulum-v1", "--seeds", 1, 2, 3, 4, "--workers", 2, "--", *flags.split()]
 
 
