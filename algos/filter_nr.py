@@ -73,8 +73,8 @@ class Args:
     """the same for the scores at the end of the run, and for --eval (10; mazes 100)"""
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
-    device: str = "cpu"
-    """where networks, replay buffer and batches are: "cpu" or "cuda"; the environment stays on the CPU"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """where networks, replay buffer and batches are; environment and acting stay on the CPU"""
     torch_threads: int = 1
     """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -735,8 +735,8 @@ def describe_run(args):
     except OSError:  # no git here
         commit = ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores" + (f", {torch.cuda.get_device_name()}" if torch.get_default_device().type == "cuda" else "")
-    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": machine}
+    gpu = f", {torch.cuda.get_device_name()}" if getattr(args, "device", "cpu") == "cuda" else ""
+    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores{gpu}"}
 
 
 X_AXIS = ("charts/timesteps", "interactions used for policy optimisation", "interactions")  # the first column of metrics.csv, in words, in a word
@@ -847,7 +847,7 @@ def train(args, folder):
     buffer = ReplayBuffer(args.buffer_size, obs_dim, action_dim)
     if args.learner == "sac":
         agent = SAC(obs_dim, env.action_space, args.gamma, args.tau, args.gsde, args.init_temperature, policy_rng)
-        update = GraphedUpdate(agent) if args.device.startswith("cuda") else agent.update
+        update = GraphedUpdate(agent) if args.device == "cuda" else agent.update
     else:
         agent = TD3BC(obs_dim, env.action_space, args.gamma, args.tau, args.critic_warmup, args.q_weight, expert_transitions(demos), policy_rng)
         update = agent.update

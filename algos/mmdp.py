@@ -569,8 +569,8 @@ def describe_run(args):
     except OSError:  # no git here
         commit = ""
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__, "commit": commit or "unknown"}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores" + (f", {torch.cuda.get_device_name()}" if torch.get_default_device().type == "cuda" else "")
-    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": machine}
+    gpu = f", {torch.cuda.get_device_name()}" if getattr(args, "device", "cpu") == "cuda" else ""
+    return asdict(args) | {"exp_name": Path(__file__).stem, "versions": versions, "machine": f"{platform.machine()}, {os.cpu_count()} cores{gpu}"}
 
 
 class Log:

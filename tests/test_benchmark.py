@@ -112,7 +112,7 @@ def test_products_of_an_update(monkeypatch):
     """20 updates of 16 products each, in the 5 seconds that this clock says."""
     calls, times = [], iter([7.0, 12.0])
     monkeypatch.setattr(torch, "mm", lambda a, b, out: calls.append((a.shape, b.shape, out.shape)))
-    assert products_per_second(lambda: next(times)) == 4.0 and calls == [((256, 256),) * 3] * 320
+    assert products_per_second(lambda: next(times), "cpu") == 4.0 and calls == [((256, 256),) * 3] * 320
 
 
 @pytest.mark.parametrize("script", ["filter_br", "nrmm_dual"])

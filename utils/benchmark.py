@@ -67,8 +67,8 @@ class Args:
     """state-dependent exploration noise, on every side"""
     clock: Literal["wall", "processor"] = "wall"
     """"processor" counts the time that this process computes, for a machine that is busy with other work"""
-    device: str = "cpu"
-    """of every side: "cpu" or "cuda"; a GPU works on while the script does, so that an update is timed by its launch, and what waits for it pays the rest"""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """of every side; a GPU works on while the script does, so that an update is timed by its launch, and what waits for it pays the rest"""
     torch_threads: int = 1
     """threads of every side"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -242,8 +242,6 @@ def sb3_run(args, env_id, alpha):
 
     def loop(tick):
         torch.set_num_threads(args.torch_threads)
-        if args.device != "cpu":
-            torch.set_default_device(args.device)  # of this thread
         env = make_env(env_id, p_tremble=ours.p_tremble, seed=1)
         env = ReplayingReset(env, load_split("", env, ours.n_demos, ours.n_validation_demos)[0], alpha, seed=1)
         sac = SAC("MlpPolicy", env, lambda left: left * ours.learning_rate, learning_starts=0, use_sde=args.gsde, policy_kwargs=network, **same)
@@ -252,16 +250,17 @@ def sb3_run(args, env_id, alpha):
     return Turns(loop, Timers(CLOCKS[args.clock]))
 
 
-def products_per_second(clock, n=20):
+def products_per_second(clock, device, n=20):
     """Updates a second if one were nothing but its 16 products of 256 x 256 x 256: with a batch of 256, SAC's hidden layers, there and back.
 
     Forward the policy at s' and s, the two target Q-functions at s', the two Q-functions at both actions at s; backward (two products a layer) the Q-functions'
     loss and the policy's, the latter also through the Q-functions' inputs (one product a layer).
     """
-    a, b = torch.randn(2, 256, 256)
-    out, began = torch.empty(256, 256), clock()
+    a, b = torch.randn(2, 256, 256, device=device)
+    out, began = torch.empty_like(a), clock()
     for _ in range(16 * n):
         torch.mm(a, b, out=out)
+    out.sum().item()  # waits for a GPU
     return n / (clock() - began)
 
 
@@ -286,7 +285,7 @@ def measure(args, folder, script, env_id, alpha=None):
         for name, run in runs.items():
             seconds = run.chunk(args.interactions)
             chunks[name].append({part: seconds.get(part, 0.0) * often.get(part, 1.0) for part in PARTS})
-        products.append(products_per_second(CLOCKS[args.clock]))
+        products.append(products_per_second(CLOCKS[args.clock], args.device))
     case = {"case": script if alpha is None else f"alpha {alpha:g}", "task": env_id, "peak_mib": peaks, "products": products}
     return case | {"iteration": defaults.iteration_timesteps, "chunks": chunks}
 
