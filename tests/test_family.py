@@ -320,10 +320,13 @@ def test_resumes_to_the_same_numbers(script, name, nth, runs, tmp_path):
     assert [file for file in expected if not same(resumed[file], expected[file])] == [] and resumed.keys() == expected.keys()
 
 
-def test_killed_and_resumed(tiny, tmp_path, checkout):
-    """kill -9 at a random moment after the first checkpoint, and --resume in a new process, of the script that has most to keep."""
-    args = tiny(HOPPER, nrmm_dual, total_timesteps=1000)
-    program = [sys.executable, "algos/nrmm_dual.py"]
+@modules("bc", "nrmm_dual")
+def test_killed_and_resumed(script, tiny, tmp_path, checkout):
+    """kill -9 at a random moment after the first checkpoint, and --resume in a new process."""
+    module = importlib.import_module(f"algos.{script}")
+    length = {"total_gradient_steps": 1500, "iteration_gradient_steps": 300} if script == "bc" else {"total_timesteps": 1000}
+    args = tiny(HOPPER, module, **length)
+    program = [sys.executable, f"algos/{script}.py"]
     process = subprocess.Popen([*program, *flags(args)], cwd=checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline, saved = time.time() + 300, []
     while not saved and process.poll() is None and time.time() < deadline:
