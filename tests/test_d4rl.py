@@ -106,6 +106,33 @@ def test_terminal_rows_end_an_episode_only_where_the_robot_was_put_elsewhere(tmp
     assert demos.notes.startswith("split at 1 timeouts and at 2 successes") and "; 3 rows inside roll-outs are flagged terminal and end nothing" in demos.notes
 
 
+@pytest.mark.parametrize("qpos", ["after the row", "absent"])
+def test_the_first_success_ends_an_episode(tmp_path, qpos):
+    """The goal of rows 2 and 3 is where they lead to, that of row 7, the last of its roll-out, where qpos says that it led; row 6 is 0.51 m away."""
+    arrays = d4rl_arrays((5, 3, 4))
+    if qpos == "absent":
+        arrays["infos/qpos"] = None
+    after = np.vstack([arrays["observations"][1:, :2], [[0, 0]]])
+    arrays["infos/goal"][[2, 3]] = after[[2, 3]] + [0.3, 0.39]
+    arrays["infos/goal"][6] = after[6] + [0, 0.51]
+    if qpos == "after the row":
+        arrays["infos/goal"][7] = arrays["infos/qpos"][7, :2] - [0.5, 0]
+    demos = read(write(tmp_path / "file.hdf5", arrays), ANT)
+    rows = [0, 1, 2, *((5, 6, 7, 8, 9, 10, 11) if qpos == "after the row" else (5, 6, 8, 9, 10))]
+    np.testing.assert_array_equal(demos.observations[:, :29], arrays["observations"][rows])
+    np.testing.assert_array_equal(demos.actions, arrays["actions"][rows])
+    np.testing.assert_array_equal(demos.final_observations[0], [*arrays["observations"][3], *arrays["infos/goal"][2]])
+    if qpos == "after the row":
+        assert demos.episode_starts.tolist() == [0, 3, 6, 10]
+        assert np.flatnonzero(demos.terminated).tolist() == [2, 5] and np.flatnonzero(demos.truncated).tolist() == [9]
+        assert demos.notes.endswith("; 2 rows left out, which come after the goal was reached")
+    else:
+        np.testing.assert_array_equal(demos.final_observations[1:, :29], arrays["observations"][[7, 11]])
+        assert demos.episode_starts.tolist() == [0, 3, 5, 8]
+        assert np.flatnonzero(demos.terminated).tolist() == [2] and np.flatnonzero(demos.truncated).tolist() == [4, 7]
+        assert demos.notes.endswith("; 1 rows left out, which come after the goal was reached; 3 last rows left out, since nothing says what came after them")
+
+
 def test_the_tail_after_the_last_timeout_is_kept(tmp_path):
     arrays = d4rl_arrays((5, 4))
     arrays["timeouts"][8] = False
@@ -227,6 +254,20 @@ def test_inspect_reports(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------------------------ states of the ant
+
+
+def test_the_reference_is_the_share_that_reached_their_goal(tmp_path):
+    """One of two. D4RL's rewards, 1 at every row near another goal, add up to hundreds."""
+    pytest.importorskip("mujoco")
+    walks = [walk_like_d4rl(make_env(ANT, seed=3), 41) for _ in range(2)]
+    walks[0]["infos/goal"][:] = walks[0]["observations"][21, :2]
+    for walk in walks:
+        walk["rewards"][:] = 1
+    path = write(tmp_path / "two.hdf5", {name: np.concatenate([walk[name] for walk in walks]) for name in walks[0]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        demos, _, references = load_split(path, make_env(ANT, horizon=40), 1, 1)
+    assert references == {"demonstrations (p_tremble 0)": 0.5} and demos.lengths[0] <= 21 and demos.terminated[-1]
 
 
 def walk_like_d4rl(env, n_steps, scale=1.0):

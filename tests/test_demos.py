@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from utils import demos as module
-from utils.demos import Demos, DemosError, load, load_split, read, record, save
-from utils.envs import make_env, set_state
+from utils.demos import Demos, DemosError, ValidationError, load, load_split, read, record, save
+from utils.envs import make_env, roll_out, set_state
 
 ROOT = Path(__file__).resolve().parents[1]
 ENV_ID = "HopperBulletEnv-v0"
@@ -528,6 +528,23 @@ def test_notes_of_something_else_beside_the_file(notes, tmp_path, hopper, env):
     path.with_suffix(".json").write_text(notes)
     with pytest.raises(DemosError, match=r"mine.json: is not the notes that utils/train_expert.py writes beside demonstrations: rename or move it$"):
         load_split(path, env, 1, 1)
+
+
+@pytest.mark.parametrize(("horizon", "evaluation_horizon", "cut_off"), [(200, 200, 200), (100, 200, 200), (200, 100, 200), (100, 100, None)])
+def test_demonstrations_that_stop_before_the_horizon_without_an_end(horizon, evaluation_horizon, cut_off, tmp_path):
+    """Half of the task's steps: to the validation error, a policy that goes on would be the one that differs."""
+    path, act = tmp_path / "half.npz", lambda observation: np.zeros(1)
+    save(path, record(make_env("Pendulum-v1", horizon=100), act, 3, "a test"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, validation_demos, _ = load_split(path, make_env("Pendulum-v1", horizon=horizon), 2, 1, make_env("Pendulum-v1", horizon=evaluation_horizon))
+    said = [str(warning.message) for warning in caught if "cut off" in str(warning.message)]
+    assert len(said) == (cut_off is not None)
+    if said:
+        assert said[0].startswith(f"{path}: 3 of 3 demonstrations were cut off before the horizon of {cut_off} steps, the first of them episode 0; ")
+    whole, half = (roll_out(make_env("Pendulum-v1", horizon=steps), act, 1)[0] for steps in (200, 100))
+    error = ValidationError(validation_demos, 200)
+    assert error(half) < 0.3 < 0.7 < error(whole)  # which is what the warning is about
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -289,7 +289,14 @@ try:
     image = env.render()
     print("drawn", image.shape, image.dtype, len(set(map(tuple, image[::20, ::20].reshape(-1, 3).tolist()))) > 3)
 except RuntimeError as error:
-    print("refused", str(error))
+    import gymnasium
+    try:
+        plain = gymnasium.make("Ant-v5", render_mode="rgb_array")
+        plain.reset()
+        plain.render()
+        print("gymnasium can draw here, and the maze can't:", error)
+    except Exception:
+        print("refused", str(error))
 sys.stdout.flush()
 import os
 os._exit(0)  # what is left of a failed OpenGL platform complains when it is taken down

@@ -16,7 +16,8 @@ D4RL's files are looked for in $D4RL_DATASET_DIR (default ~/.d4rl/datasets), as 
 
 The traps, and what is done about them:
   - D4RL's roll-outs go on after success, and every row near one fixed goal is flagged terminal. Splitting there gives thousands of episodes of one row. So
-    `timeouts` end episodes, and a terminal row does only if the robot was put elsewhere after it.
+    `timeouts` end episodes, and a terminal row does only if the robot was put elsewhere after it. But the first row that reaches the goal that it heads for
+    ends its episode, terminated, as in the task: else a policy that succeeds would seem to end early. What follows up to the timeout is left out.
   - The end of a roll-out lacks its last observation. It is taken from infos/qpos and infos/qvel where these hold what came after a row, which the rows inside
     a roll-out tell. Where they do not, the last row of each roll-out is left out, and its observation serves as the last one.
   - The goal of a row is that row's, whichever rows are left out; it is appended to the observation.
@@ -52,8 +53,8 @@ FILES = {
         "84f775eb7956ea9cc766704710dc520a8ab357adc7522ade47f556f0e335e284",
     ),
 }
-# Metres between two rows that no robot can walk in the 0.1 s of a step.
-JUMP = 1.5
+# Metres: from the goal, where the task ends in success; and between two rows, what no robot can walk in the 0.1 s of a step.
+GOAL_RADIUS, JUMP = 0.5, 1.5
 
 
 def locate(dataset_id):
@@ -157,23 +158,29 @@ def read_demos(path):
         after = np.hstack([arrays["infos/qpos"][:, : d - nv], arrays["infos/qvel"][:, :nv]]).astype(np.float32)
         inside = np.flatnonzero(~ends)
         has_after = bool(len(inside)) and np.isclose(after[inside], positions[inside + 1], atol=1e-5).all(axis=1).mean() > 0.99
-    observations = np.hstack([positions, goals])
-    if has_after:
-        final_observations = np.hstack([after, goals])[last]
-    else:
-        kept[last] = False
-        final_observations = observations[last]
+    observations, following = np.hstack([positions, goals]), after if has_after else np.roll(positions, -1, axis=0)
+    kept[last] = has_after
     starts = np.append(0, last[:-1] + 1)
-    lengths = last + has_after - starts
-    final_observations, last, lengths = final_observations[lengths > 0], last[lengths > 0], lengths[lengths > 0]
-    if len(lengths) == 0:
+    some = last + has_after > starts
+    starts, last = starts[some], last[some] - (not has_after)
+    if len(last) == 0:
         raise ValueError("no roll-out in it has two rows, so that no step is whole: are its timeouts right?")
+    final_observations = np.hstack([after, goals])[last] if has_after else observations[last + 1]
+
+    # The first success ends an episode.
+    near, ended = np.linalg.norm(following[:, :2] - goals, axis=1) <= GOAL_RADIUS, last.copy()
+    for i, start in enumerate(starts):
+        if near[start : last[i] + 1].any():
+            ended[i] = start + near[start : last[i] + 1].argmax()
+            kept[ended[i] + 1 : last[i] + 1] = False
+            final_observations[i] = np.append(following[ended[i]], goals[ended[i]])
+    n_after_success, lengths = (last - ended).sum(), ended + 1 - starts
 
     episode_starts = np.cumsum([0, *lengths])
     rows = np.flatnonzero(kept)
     steps = np.arange(len(rows)) - np.repeat(episode_starts[:-1], lengths)
     terminated, truncated = np.zeros(len(rows), dtype=bool), np.zeros(len(rows), dtype=bool)
-    succeeded = terminals[last] & ~timeouts[last] & has_after
+    succeeded = near[ended] | (terminals[last] & ~timeouts[last] & has_after)
     terminated[episode_starts[1:] - 1] = succeeded
     truncated[episode_starts[1:] - 1] = ~succeeded
 
@@ -185,8 +192,10 @@ def read_demos(path):
     if len(faults):
         where = f"first after row {faults[0]}, by {np.linalg.norm(positions[faults[0] + 1, :2] - positions[faults[0], :2]):.1f} m"
         notes.append(f"WARNING: the robot jumps inside {len(faults)} roll-outs ({where}), as in D4RL's v0 files: episodes end there, use the v2 file")
-    if n > len(rows):
-        notes.append(f"{n - len(rows)} last rows left out, since nothing says what came after them")
+    if n_after_success:
+        notes.append(f"{n_after_success} rows left out, which come after the goal was reached")
+    if n_unknown := n - len(rows) - n_after_success:
+        notes.append(f"{n_unknown} last rows left out, since nothing says what came after them")
     by_name = [env_id for env_id, (name, _, _) in FILES.items() if name == Path(path).name]
     return {
         "observations": observations[rows],

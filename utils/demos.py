@@ -45,9 +45,9 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from utils import d4rl  # noqa: E402
-from utils.envs import get_state, make_env, set_state  # noqa: E402
+from utils.envs import MAZE_ENVS, get_state, make_env, set_state  # noqa: E402
 
 # On the machine that recorded it, a restored step gives the recorded numbers to the bit. Another CPU or build may round differently: up to this
 # error, relative to max(1, |recorded|), which is the last digit or two of a float32, a file is accepted with a warning.
@@ -261,7 +261,8 @@ def load_split(source, env, n_demos, n_validation_demos, evaluation_env=None):
 
     An empty `source` means the demonstrations shipped for the task. The returns are {name: mean return}: of the demonstrations, or where utils/train_expert.py
     has noted it beside the file (.json), of their expert in an environment that trembles like `env`. Those to select by are whole up to the horizon of
-    `evaluation_env`, where policies are scored, if it is another than that of `env`, where they are trained. Raises DemosError.
+    `evaluation_env`, where policies are scored, if it is another than that of `env`, where they are trained. Warns of those that stop before the horizon
+    without an end. Raises DemosError.
     """
     shipped = Path(__file__).parent / "data" / f"{env.unwrapped.spec.id}.npz"
     path = source or (shipped.with_suffix(".hdf5") if shipped.with_suffix(".hdf5").exists() else shipped)
@@ -269,7 +270,8 @@ def load_split(source, env, n_demos, n_validation_demos, evaluation_env=None):
     if min(n_demos, n_validation_demos) < 1 or demos.n_episodes < n_demos + n_validation_demos:
         asked = f"of which --n-demos {n_demos} and --n-validation-demos {n_validation_demos} take {n_demos + n_validation_demos}"
         raise DemosError(path, f"holds {demos.n_episodes} demonstrations, {asked}: give at least 1 each, and no more than it holds")
-    references = {f"demonstrations (p_tremble {demos.p_tremble:g})": float(demos.returns.mean())}
+    returns = demos.returns if demos.env_id not in MAZE_ENVS else demos.terminated[demos.episode_starts[1:] - 1]  # D4RL's rewards are by another goal
+    references = {f"demonstrations (p_tremble {demos.p_tremble:g})": float(returns.mean())}
     notes = Path(path).with_suffix(".json")
     try:
         if notes.exists() and (measured := json.loads(notes.read_text()).get("returns", {}).get(f"{env.p_tremble:g}")):
@@ -277,6 +279,13 @@ def load_split(source, env, n_demos, n_validation_demos, evaluation_env=None):
     except (ValueError, TypeError, AttributeError, KeyError):
         raise DemosError(notes, "is not the notes that utils/train_expert.py writes beside demonstrations: rename or move it") from None
     whole = load(path, evaluation_env, check_dynamics=False) if evaluation_env and evaluation_env.horizon != env.horizon else demos
+    for some, horizon in ((demos, env.horizon), (whole, evaluation_env.horizon if evaluation_env else env.horizon)):
+        cut_off = (some.lengths < horizon) & some.truncated[some.episode_starts[1:] - 1]
+        if cut_off.any():
+            fault = f"{cut_off.sum()} of {some.n_episodes} demonstrations were cut off before the horizon of {horizon} steps, the first of them episode"
+            remedy = "the validation error, which selects policy.pt, and --payoff sum take that for an early end: record whole episodes, or use final_policy.pt"
+            warnings.warn(f"{path}: {fault} {cut_off.argmax()}; {remedy}", stacklevel=2)
+            break
     return demos.subset(range(n_demos)), whole.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes)), references
 
 
@@ -458,7 +467,9 @@ def check_fits(demos, env, source):
             raise DemosError(source, f"{fault}: clip or rescale the actions as the environment does")
     if demos.lengths.max() > env.horizon:
         fault = f"episode {demos.lengths.argmax()} has {demos.lengths.max()} steps and the horizon is {env.horizon}"
-        raise DemosError(source, f"{fault}: give a horizon of at least {demos.lengths.max()}")
+        is_short = env.horizon < (gym.spec(env_id).max_episode_steps or math.inf)  # by a flag: what the task itself has, none makes longer
+        remedy = f"give a horizon of at least {demos.lengths.max()}" if is_short else "use data of this task"
+        raise DemosError(source, f"{fault}: {remedy}")
 
 
 def check_replay(demos, env, rows, source, tolerance=TOLERANCE):

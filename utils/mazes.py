@@ -21,10 +21,11 @@ import numpy as np
 from gymnasium.envs.mujoco import MujocoEnv
 from gymnasium.envs.mujoco.ant_v5 import AntEnv
 
+from utils.d4rl import GOAL_RADIUS
 from utils.envs import MAZE_ENVS
 
 # D4RL's evaluation mazes. Row i and column j are the square of CELL metres around x = CELL (j - 1), y = CELL (i - 1): the start is at the origin.
-CELL, GOAL_RADIUS, WALL_HEIGHT = 4.0, 0.5, 2.0
+CELL, WALL_HEIGHT = 4.0, 2.0
 LAYOUTS = {
     "umaze": """
         #####
