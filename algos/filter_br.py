@@ -61,7 +61,7 @@ class Args:
     p_tremble: float | None = None
     """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation (0.1; mazes 0)"""
     horizon: int | None = None
-    """steps of an episode in training (the task's own; mazes 700); evaluation has the task's own"""
+    """steps of an episode in training, no fewer than a demonstration has (the task's own; mazes 700); evaluation has the task's own"""
     total_timesteps: int = 200_000
     """interactions used for policy optimisation (the paper's x-axis)"""
     eval_every: int = 5
@@ -99,7 +99,7 @@ class Args:
     rewards: Literal["recomputed", "recorded"] = "recomputed"
     """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
     n_rollouts: int = 4
-    """whole trajectories of the current policy for each update of f"""
+    """whole trajectories of the current policy, as it explores, for each update of f"""
     disc_steps: int = 10
     """gradient steps on f in an outer iteration"""
     disc_batch_size: int = 4096
@@ -687,6 +687,20 @@ def write_atomically(path, text):
     os.replace(temporary, path)
 
 
+def hold(folder):
+    """An open file, whose lock keeps other processes from this run until it is closed or this process ends, in whatever way."""
+    file = open(folder / "lock", "w")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"another process is at {folder}: wait for its end, or stop it") from None
+    except (ImportError, OSError):
+        pass  # Windows, or a file system without locks
+    return file
+
+
 class Generators:
     """The run's random streams, torch's and numpy's, for its checkpoint."""
 
@@ -775,7 +789,7 @@ def check_args(args):
         if field.name == "gsde" and value and args.learner == "td3_bc":
             raise SystemExit(f"{flag} is SAC's way to explore, and TD3+BC has its own: leave it out, or add --learner sac")
         if field.name == "learning_starts" or (field.name == "critic_warmup" and args.learner == "td3_bc"):
-            n_bursts = args.total_timesteps // args.train_freq - args.learning_starts // args.train_freq
+            n_bursts = (args.total_timesteps - 1) // args.train_freq - args.learning_starts // args.train_freq  # the rate of a last one would be 0
             if n_bursts * args.gradient_steps <= (value if field.name == "critic_warmup" else 0):
                 raise SystemExit(f"{flag} is {value}, and the run ends before the policy may learn: give fewer, or a longer --total-timesteps")
         least = 0 if field.name in ("seed", "learning_starts", "cloning_steps", "critic_warmup") else 1
@@ -796,6 +810,13 @@ def check_args(args):
             demos.need_states(args.demos or args.env_id, "--anneal-alpha" if args.anneal_alpha else f"--alpha {args.alpha}")
     except ValueError as error:  # of the environment or of the demonstrations
         raise SystemExit(str(error)) from None
+    if args.capture_video:
+        try:
+            env = make_env(args.env_id, render_mode="rgb_array")
+            env.reset()
+            env.render()
+        except Exception as error:  # whatever the task's way to draw raises
+            raise SystemExit(f"--capture-video: {args.env_id} can't be drawn here ({error}); without a display, MuJoCo needs MUJOCO_GL=egl or osmesa") from None
 
 
 # ======================================================================================================================================= training
@@ -976,7 +997,8 @@ def main():
         folder.mkdir(parents=True)
         write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
     try:
-        train(args, folder)
+        with hold(folder):
+            train(args, folder)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted; to go on: python {sys.argv[0]} --resume {folder}") from None
 

@@ -1193,8 +1193,15 @@ def test_demonstrations_longer_than_an_evaluation_are_refused_first(tmp_path):
     """Training's --horizon holds them, and the policy is selected over the task's own, which does not."""
     path = tmp_path / "long.npz"
     save(path, record(make_env("Pendulum-v1", horizon=250), lambda observation: np.zeros(1), 2, "a test"))
-    with pytest.raises(SystemExit, match="has 250 steps and the horizon is 200"):
+    with pytest.raises(SystemExit, match="has 250 steps and the horizon is 200: use data of this task"):
         filter_br.check_args(Args(env_id="Pendulum-v1", demos=str(path), n_demos=1, n_validation_demos=1, horizon=250))
+
+
+def test_videos_of_a_task_that_cannot_be_drawn_are_refused_before_training(tiny):
+    pytest.importorskip("moviepy")
+    with pytest.raises(SystemExit, match="--capture-video: Counter-v0 can't be drawn here"):
+        filter_br.check_args(tiny(capture_video=True))
+    filter_br.check_args(tiny(HOPPER, capture_video=True))
 
 
 REFUSED = {
@@ -1205,6 +1212,7 @@ REFUSED = {
     "penalty": (["--gradient-penalty", "-10"], "--gradient-penalty is -10.0: give at least 0"),
     "temperature": (["--init-temperature", "0"], "--init-temperature is 0.0: give a number above 0"),
     "learns too late": (["--learning-starts", "600"], "--learning-starts is 600, and the run ends before the policy may learn: give fewer"),
+    "learns at a rate of 0": (["--learning-starts", "600", "--total-timesteps", "608"], "--learning-starts is 600, and the run ends before the policy may learn"),
     "no such demonstrations": (["--demos", "nowhere.npz"], "nowhere.npz: no such file"),
     "too few demonstrations": (["--n-demos", "5"], "holds 5 demonstrations, of which --n-demos 5 and --n-validation-demos 2 take 7"),
     "demonstrations of another task": (["--env-id", "Walker2DBulletEnv-v0"], "was made in HopperBulletEnv-v0"),
@@ -1241,7 +1249,7 @@ def test_unknown_choice(flag, choices, tiny, checkout, capsys):
 
 def test_alpha_0_needs_no_states(tiny, checkout, hopper_demos):
     save(checkout / "stateless.npz", dataclasses.replace(hopper_demos, states=None))
-    args = tiny(HOPPER, demos=str(checkout / "stateless.npz"), alpha=0.0, total_timesteps=96, iteration_timesteps=96)
+    args = tiny(HOPPER, demos=str(checkout / "stateless.npz"), alpha=0.0, total_timesteps=128, iteration_timesteps=128)
     assert command(checkout, *flags(args)) is None
     (folder,) = checkout.glob("runs/*")
     assert json.loads((folder / "args.json").read_text())["alpha"] == 0 and len(metrics(folder)) == 1

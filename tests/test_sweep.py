@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from algos import filter_br
 from utils import sweep as module
 from utils.demos import record, save
 from utils.envs import make_env
@@ -297,6 +298,32 @@ def test_a_run_is_known_by_all_its_arguments(here):
     assert module.find(run) == ("finished", done)
 
 
+def test_a_run_that_another_process_is_at_is_not_started_twice(here):
+    """One that was started by hand, before its first checkpoint and after it. With the process its hold ends, and the run is resumed."""
+    (run,) = module.plan(sweep_args(), [])
+    folder = leave(here, "by_hand", run)
+    assert module.find(run) == ("start", None)
+    with filter_br.hold(folder):
+        assert module.find(run) == ("resume", folder) and module.begin(run) is None
+        (folder / "checkpoint.pt").touch()
+        assert module.find(run) == ("resume", folder) and module.begin(run) is None
+        with pytest.raises(SystemExit, match=f"^another process is at {folder}: wait for its end, or stop it$"):
+            filter_br.hold(folder)
+    assert module.find(run) == ("resume", folder) and not module.is_held(folder)
+    process = module.begin(run)
+    assert process.args[2:] == ["--resume", os.path.relpath(folder)]
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "3"])
+def test_what_is_no_run_is_passed_over(here, content):
+    (run,) = module.plan(sweep_args(), [])
+    folder = leave(here, "run", run, checkpoint=True)
+    (leave(here, "other", run, checkpoint=True) / "args.json").write_text(content)
+    assert module.find(run) == ("resume", folder)
+
+
 def test_progress(here):
     (run,) = module.plan(sweep_args(), [])
     assert module.progress(run).split() == ["stand_in", "A-v0", "seed", "1", "0/8"]
@@ -354,7 +381,19 @@ def test_slurm_without_slurm(here, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setattr(module.shutil, "which", lambda name: None)
     with pytest.raises(SystemExit, match="--slurm needs sbatch, which this machine does not have"):
-        module.submit(module.plan(sweep_args(), []), ["partition=cpu"], [])
+        module.submit(module.plan(sweep_args(), []), ["partition=cpu"], [], 1)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("time=12:00:00", "--slurm time=12:00:00: give whole minutes"), ("nonsense=3", "--slurm: .*nonsense"), ("cluster=foo", "--slurm: .*foo")],
+)
+def test_options_that_slurm_does_not_have(option, message, here, monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(module.shutil, "which", lambda name: name)
+    monkeypatch.setattr(module.subprocess, "run", lambda *args, **kwargs: subprocess.CompletedProcess(args, 0, stdout=""))
+    with pytest.raises(SystemExit, match=message):
+        module.submit(module.plan(sweep_args(), []), [option], [], 1)
 
 
 # --------------------------------------------------------------------------------------------------------------------------------------- clusters

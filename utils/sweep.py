@@ -79,7 +79,7 @@ def plan(args, extra):
     for algo in dict.fromkeys(args.algos):
         path = ROOT / "algos" / f"{algo}.py"
         if not path.exists():
-            raise SystemExit(f"--algos {algo}: no such script, there are {', '.join(sorted(script.stem for script in path.parent.glob('*.py')))}")
+            raise SystemExit(f"--algos {algo}: no such script, there are {', '.join(sorted(script.stem for script in path.parent.glob('[!_]*.py')))}")
         if algo in ("mmdp", "tabular"):
             raise SystemExit(f"--algos {algo}: it runs its own seeds and tables, and is not swept")
         spec = importlib.util.spec_from_file_location(algo, path)
@@ -105,13 +105,28 @@ def find(run):
     """Where this run stands: ("finished", folder), ("resume", the folder that is furthest on) or ("start", None)."""
     interrupted = []
     for path in RUNS.glob("*/args.json"):
-        saved = json.loads(path.read_text())
+        try:
+            saved = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            continue  # no run of ours
         if saved.get("exp_name") == run.algo and all(name in saved and saved[name] == value for name, value in run.args.items()):
             if (path.parent / "scores.json").exists():
                 return "finished", path.parent
-            if (path.parent / "checkpoint.pt").exists():
+            if (path.parent / "checkpoint.pt").exists() or is_held(path.parent):
                 interrupted.append((len(metrics(path.parent)), path.parent))
     return ("resume", max(interrupted)[1]) if interrupted else ("start", None)
+
+
+def is_held(folder):
+    """Whether a process is at this run, by the lock that the scripts hold."""
+    if not (folder / "lock").exists():
+        return False
+    with open(folder / "lock") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def metrics(folder):
@@ -144,7 +159,8 @@ def begin(run):
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process inherits the open file, and with it the lock
         except BlockingIOError:
             return None
-        if find(run)[0] == "finished":
+        state, folder = find(run)
+        if state == "finished" or (folder and is_held(folder)):
             return None
         words, files = command(run), {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         log.write(f"\n$ python {shlex.join(words)}\n".encode())
@@ -206,7 +222,9 @@ class ClusterJob:
 def submit(runs, options, extra, workers):
     """Hand the runs to Slurm, but those that it already has. With cluster=local, which queues nothing, at most `workers` run at once."""
     options = {"cluster": "slurm", "time": "1440", "cpus_per_task": "1"} | dict(option.split("=", 1) for option in options)
-    cluster, minutes = options.pop("cluster"), int(options.pop("time"))
+    cluster, minutes = options.pop("cluster"), options.pop("time")
+    if not minutes.isdigit():
+        raise SystemExit(f"--slurm time={minutes}: give whole minutes")
     if importlib.util.find_spec("submitit") is None:
         raise SystemExit("--slurm needs a package that is not installed: pip install submitit")
     if cluster == "slurm" and not shutil.which("sbatch"):
@@ -215,8 +233,12 @@ def submit(runs, options, extra, workers):
 
     squeue = ["squeue", "--me", "--noheader", "--format=%j"] if cluster == "slurm" else ["true"]
     queued = subprocess.run(squeue, check=True, stdout=subprocess.PIPE, text=True).stdout.split()
-    executor = submitit.AutoExecutor(RUNS / "sweep" / "jobs", cluster=cluster, slurm_max_num_timeout=1000)
-    executor.update_parameters(timeout_min=minutes, **{f"slurm_{name}": int(value) if value.isdigit() else value for name, value in options.items()})
+    options = {f"slurm_{name}": int(value) if value.isdigit() else value for name, value in options.items()}
+    try:
+        executor = submitit.AutoExecutor(RUNS / "sweep" / "jobs", cluster=cluster, slurm_max_num_timeout=1000)
+        executor.update_parameters(timeout_min=int(minutes), **options)
+    except (NameError, ValueError) as error:  # which name the option
+        raise SystemExit(f"--slurm: {' '.join(str(error).split())}") from None
     jobs = []
     for run in runs:
         if run.log.stem in queued:
