@@ -2,13 +2,14 @@
 
 import importlib.util
 import itertools
+import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
 
-from utils.benchmark import EVALUATION, PARTS, REST, ROLLOUTS, Args, ReplayingReset, Timers, Turns, products_per_second, report, sb3_run, script_run
+from utils.benchmark import EVALUATION, PARTS, REST, ROLLOUTS, Args, ReplayingReset, Timers, Turns, main, products_per_second, report, sb3_run, script_run
 from utils.demos import record
 from utils.envs import make_env
 
@@ -113,6 +114,25 @@ def test_products_of_an_update(monkeypatch):
     calls, times = [], iter([7.0, 12.0])
     monkeypatch.setattr(torch, "mm", lambda a, b, out: calls.append((a.shape, b.shape, out.shape)))
     assert products_per_second(lambda: next(times), "cpu") == 4.0 and calls == [((256, 256),) * 3] * 320
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--interactions 100", "--interactions is 100: give a multiple of 64"),
+        ("--pairs 0", "--pairs is 0: give at least 1"),
+        ("--scripts bc", "--scripts bc: give some of filter_br, filter_nr, mm_gail_ipm, nrmm_dual"),
+        ("--env-ids Hopper-v5", "--env-ids Hopper-v5: give some of HalfCheetahBulletEnv-v0, HopperBulletEnv-v0"),
+        ("--out old", "old.json is there already, and is not overwritten: give another --out"),
+    ],
+)
+def test_refused_before_anything_is_measured(words, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["benchmark.py", *words.split()])
+    with pytest.raises(SystemExit, match=f"^{message}"):
+        main()
+    assert (tmp_path / "old.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("script", ["filter_br", "nrmm_dual"])

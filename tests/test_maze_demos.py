@@ -193,11 +193,15 @@ def test_refusals(tmp_path, monkeypatch):
         (Args(env_id="Hopper-v5", out=str(tmp_path)), "--env-id Hopper-v5 is no maze: give one of antmaze-umaze-v2, "),
         (Args(env_id="antmaze-large-v2", out=str(tmp_path)), "--env-id antmaze-large-v2 is no maze"),
         (Args(n_demos=0, out=str(tmp_path)), "--n-demos is 0: give at least 1"),
+        (Args(seed=-1, out=str(tmp_path)), "--seed is -1: give at least 0"),
+        (Args(horizon=0, out=str(tmp_path)), "--horizon is 0: give at least 1"),
+        (Args(eval_every=0, out=str(tmp_path)), "--eval-every is 0: give at least 1"),
         (Args(out=str(tmp_path), record=True), "holds no walker.pt yet: leave out --record"),
     ):
         monkeypatch.setattr(module.tyro, "cli", lambda cls, args=args: args)
         with pytest.raises(SystemExit, match=message):
             module.main()
+        assert not (tmp_path / "args.json").exists()  # which would hold the corrected command to the fault
     (tmp_path / "args.json").write_text(json.dumps(dataclasses.asdict(Args(gamma=0.5, noise=0.1))))
     with pytest.raises(SystemExit, match="was started with another gamma: give the same"):
         module.main()

@@ -168,6 +168,23 @@ def test_what_is_left_out_is_said_once(runs):
     assert len([line for line in lines if "left out" in line]) == 3 and lines[:4] == before.splitlines()[:4]
 
 
+def test_a_folder_that_is_no_run_is_named_and_left_out(runs):
+    before = table_of(runs)
+    for name, content in (("empty", ""), ("list", "[1]")):
+        (runs / name).mkdir()
+        (runs / name / "args.json").write_text(content)
+    lines = table_of(runs).splitlines()
+    assert [line for line in lines if line not in before] == [f"- {name} is left out: its args.json is not a script's." for name in ("empty", "list")]
+
+
+def test_runs_on_two_devices_are_two_runs(tmp_path):
+    """Their random streams differ."""
+    for device, value in (("cpu", 0), ("cuda", 50)):
+        make_run(tmp_path / "runs", "filter_br", 1, [value], final=value, device=device)
+    found, notes = load_runs([tmp_path / "runs"])
+    assert [run.returns.tolist() for run in found] == [[0], [50]] and notes == []
+
+
 def refusal(runs):
     with pytest.raises(SystemExit) as refused:
         table_of(runs)

@@ -1,8 +1,10 @@
 """The READMEs' commands are ones that the scripts accept, and their links lead somewhere."""
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -31,6 +33,16 @@ def test_commands(command, monkeypatch):
         if args.env_id.startswith(("antmaze", "PointMaze")):
             pytest.importorskip("mujoco")
         module.check_args(args)
+
+
+@pytest.mark.parametrize("script", ["algos/bc.py", "utils/demos.py", "utils/plot.py"])
+def test_another_package_of_the_name_utils_is_not_taken_for_ours(script, tmp_path):
+    """As some installed packages leave one at the top."""
+    for name in ("utils", "algos"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+    run = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0 and "usage: " in run.stdout.lower(), run.stderr
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -319,6 +319,15 @@ def main():
     args = tyro.cli(Args)
     if args.interactions < 64 or args.interactions % 64:
         raise SystemExit(f"--interactions is {args.interactions}: give a multiple of 64")
+    if args.pairs < 1:
+        raise SystemExit(f"--pairs is {args.pairs}: give at least 1")
+    for flag, given, known in (("--scripts", args.scripts, Args.scripts), ("--env-ids", args.env_ids, Args.env_ids)):
+        if unknown := [name for name in given if name not in known]:
+            raise SystemExit(f"{flag} {unknown[0]}: give some of {', '.join(known)}")
+    if args.out and (there := [path for path in (Path(f"{args.out}.md"), Path(f"{args.out}.json")) if path.exists()]):
+        raise SystemExit(f"{there[0]} is there already, and is not overwritten: give another --out")
+    if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
     jobs, versions = [(script, env_id) for env_id in args.env_ids for script in args.scripts], {}
     try:
         versions["stable_baselines3"] = importlib.metadata.version("stable_baselines3")

@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 
@@ -322,8 +322,10 @@ def main():
     args = tyro.cli(Args)
     if args.env_id not in MAZE_ENVS:
         raise SystemExit(f"--env-id {args.env_id} is no maze: give one of {', '.join(MAZE_ENVS)}")
-    if args.n_demos < 1:
-        raise SystemExit(f"--n-demos is {args.n_demos}: give at least 1")
+    for field in fields(args):
+        value, least = getattr(args, field.name), 0 if field.name in ("seed", "learning_starts") else 1
+        if field.type is int and value < least:
+            raise SystemExit(f"--{field.name.replace('_', '-')} is {value}: give at least {least}")
     out = Path(args.out) if args.out else ROOT / "runs" / "expert" / args.env_id
     out.mkdir(parents=True, exist_ok=True)
     if (out / f"{args.env_id}.hdf5").exists():

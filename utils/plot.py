@@ -6,7 +6,8 @@ It reads args.json, metrics.csv and scores.json of the runs that stand directly 
 not know.
 
 Curves are interquartile means over seeds of the true return, in bands of 95 % bootstrap confidence. Shares count from the random policy (0 %) to the expert
-(100 %), both in the environment that the policies are evaluated in, and are means over a task's runs.
+(100 %), means over a task's runs, both in the environment that the policies are evaluated in, but where the expert's name has another p_tremble: demonstrations
+that come without their expert's return are worth what they were recorded at.
 """
 
 import csv
@@ -59,11 +60,15 @@ def load_runs(folders):
     """The finished runs in `folders`, and notes on what was left out."""
     finished, interrupted, notes = {}, [], []
     for path in sorted(path for folder in folders for path in folder.glob("*/args.json")):
-        args = json.loads(path.read_text())
+        try:
+            args = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError):
+            notes.append(f"{path.parent.name} is left out: its args.json is not a script's.")
+            continue
         if args.get("exp_name", "mmdp") == "mmdp":  # an expert's training, or MMDP, which has tables of its own
             continue
         args = defaults(args["exp_name"], args["env_id"]) | args
-        known = json.dumps({name: args[name] for name in args if name not in NOT_COMPARED or name in ("env_id", "seed", "exp_name")}, sort_keys=True)
+        known = json.dumps({name: args[name] for name in args if name not in NOT_COMPARED or name in ("env_id", "seed", "exp_name", "device")}, sort_keys=True)
         if not (path.parent / "scores.json").exists():
             interrupted.append((known, path.parent))
         elif known in finished:
