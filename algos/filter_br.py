@@ -816,7 +816,7 @@ def check_args(args):
             env.reset()
             env.render()
         except Exception as error:  # whatever the task's way to draw raises
-            raise SystemExit(f"--capture-video: {args.env_id} can't be drawn here ({error}); without a display, MuJoCo needs MUJOCO_GL=egl or osmesa") from None
+            raise SystemExit(f"--capture-video: {args.env_id} can't be drawn here ({error}); MuJoCo's tasks may need MUJOCO_GL=egl or osmesa") from None
 
 
 # ======================================================================================================================================= training

@@ -530,18 +530,20 @@ def test_notes_of_something_else_beside_the_file(notes, tmp_path, hopper, env):
         load_split(path, env, 1, 1)
 
 
-@pytest.mark.parametrize(("horizon", "evaluation_horizon", "cut_off"), [(200, 200, 200), (100, 200, 200), (200, 100, 200), (100, 100, None)])
-def test_demonstrations_that_stop_before_the_horizon_without_an_end(horizon, evaluation_horizon, cut_off, tmp_path):
+@pytest.mark.parametrize(("horizon", "evaluation_horizon", "warned"), [(200, 200, [0, 1]), (100, 200, [1]), (200, 100, [0]), (100, 100, []), (101, 101, [])])
+def test_demonstrations_that_stop_before_the_horizon_without_an_end(horizon, evaluation_horizon, warned, tmp_path):
     """Half of the task's steps: to the validation error, a policy that goes on would be the one that differs."""
     path, act = tmp_path / "half.npz", lambda observation: np.zeros(1)
     save(path, record(make_env("Pendulum-v1", horizon=100), act, 3, "a test"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _, validation_demos, _ = load_split(path, make_env("Pendulum-v1", horizon=horizon), 2, 1, make_env("Pendulum-v1", horizon=evaluation_horizon))
-    said = [str(warning.message) for warning in caught if "cut off" in str(warning.message)]
-    assert len(said) == (cut_off is not None)
-    if said:
-        assert said[0].startswith(f"{path}: 3 of 3 demonstrations were cut off before the horizon of {cut_off} steps, the first of them episode 0; ")
+    sentences = [
+        f"{path}: of 2 demonstrations to train on 2 stop before the horizon of 200 steps; --payoff sum takes that for an early end",
+        f"{path}: of 1 demonstrations to select by 1 stop before the horizon of 200 steps; the validation error takes that for an early end",
+    ]
+    said = [str(warning.message).split(":", 2)[:2] for warning in caught if "early end" in str(warning.message)]
+    assert [":".join(words) for words in said] == [sentences[i] for i in warned]
     whole, half = (roll_out(make_env("Pendulum-v1", horizon=steps), act, 1)[0] for steps in (200, 100))
     error = ValidationError(validation_demos, 200)
     assert error(half) < 0.3 < 0.7 < error(whole)  # which is what the warning is about

@@ -348,9 +348,12 @@ def test_killed_and_resumed(script, tiny, tmp_path, checkout):
 def test_an_interrupt_says_how_to_go_on(script, tiny, checkout, monkeypatch):
     """Ctrl-C in the second iteration: one sentence, no traceback, and what it names finishes the run."""
     interrupt_file(monkeypatch, "checkpoint.pt", 2, KeyboardInterrupt)
-    message = command(checkout, *flags(tiny("Counter-v0", importlib.import_module(f"algos.{script}"))), script=script)
+    module = importlib.import_module(f"algos.{script}")
+    message = command(checkout, *flags(tiny("Counter-v0", module)), script=script)
     (folder,) = checkout.glob("runs/*")
     assert message == f"interrupted; to go on: python {checkout}/algos/{script}.py --resume {folder}" and not (folder / "scores.json").exists()
+    with module.hold(folder):  # as another process would
+        assert command(checkout, *message.split()[-2:], script=script) == f"another process is at {folder}: wait for its end, or stop it"
     assert command(checkout, *message.split()[-2:], script=script) is None and (folder / "scores.json").exists()
 
 

@@ -298,7 +298,7 @@ def test_a_run_is_known_by_all_its_arguments(here):
     assert module.find(run) == ("finished", done)
 
 
-def test_a_run_that_another_process_is_at_is_not_started_twice(here):
+def test_a_run_that_another_process_is_at_is_not_started_twice(here, monkeypatch):
     """One that was started by hand, before its first checkpoint and after it. With the process its hold ends, and the run is resumed."""
     (run,) = module.plan(sweep_args(), [])
     folder = leave(here, "by_hand", run)
@@ -309,7 +309,15 @@ def test_a_run_that_another_process_is_at_is_not_started_twice(here):
         assert module.find(run) == ("resume", folder) and module.begin(run) is None
         with pytest.raises(SystemExit, match=f"^another process is at {folder}: wait for its end, or stop it$"):
             filter_br.hold(folder)
-    assert module.find(run) == ("resume", folder) and not module.is_held(folder)
+    further = leave(here, "further", run, n_rows=10, checkpoint=True)
+    with filter_br.hold(folder):
+        assert module.find(run) == ("resume", folder)
+    assert module.find(run) == ("resume", further) and not module.is_held(folder)
+    shutil.rmtree(further)
+    with monkeypatch.context() as patch:  # it finishes while it is looked at
+        patch.setattr(module, "is_held", lambda there: (there / "scores.json").touch() or False)
+        assert module.begin(run) is None
+    (folder / "scores.json").unlink()
     process = module.begin(run)
     assert process.args[2:] == ["--resume", os.path.relpath(folder)]
     process.kill()

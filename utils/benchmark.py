@@ -321,7 +321,8 @@ def main():
         raise SystemExit(f"--interactions is {args.interactions}: give a multiple of 64")
     if args.pairs < 1:
         raise SystemExit(f"--pairs is {args.pairs}: give at least 1")
-    for flag, given, known in (("--scripts", args.scripts, Args.scripts), ("--env-ids", args.env_ids, Args.env_ids)):
+    with_demos = sorted(path.stem for path in (ROOT / "utils" / "data").iterdir() if path.suffix in (".npz", ".hdf5"))
+    for flag, given, known in (("--scripts", args.scripts, Args.scripts), ("--env-ids", args.env_ids, with_demos)):
         if unknown := [name for name in given if name not in known]:
             raise SystemExit(f"{flag} {unknown[0]}: give some of {', '.join(known)}")
     if args.out and (there := [path for path in (Path(f"{args.out}.md"), Path(f"{args.out}.json")) if path.exists()]):

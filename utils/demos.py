@@ -239,7 +239,7 @@ def load(source, env, n_demos=None, check_dynamics=True):
     Raises DemosError, in one sentence, before anything is trained.
     """
     demos = read(source, env.unwrapped.spec.id)
-    if not demos.exact_states and demos.lengths.max() > env.horizon:  # D4RL's roll-outs go on for 1001 rows, whatever happens
+    if not demos.exact_states and demos.lengths.max() > env.horizon:  # D4RL's roll-outs go on for 1001 rows, unless they succeed
         n_cut = np.maximum(demos.lengths - env.horizon, 0).sum()
         warnings.warn(f"{source}: {n_cut} of {len(demos.rewards)} rows lie past the horizon of {env.horizon} steps and are left out", stacklevel=2)
         demos = demos.cut(env.horizon)
@@ -270,7 +270,8 @@ def load_split(source, env, n_demos, n_validation_demos, evaluation_env=None):
     if min(n_demos, n_validation_demos) < 1 or demos.n_episodes < n_demos + n_validation_demos:
         asked = f"of which --n-demos {n_demos} and --n-validation-demos {n_validation_demos} take {n_demos + n_validation_demos}"
         raise DemosError(path, f"holds {demos.n_episodes} demonstrations, {asked}: give at least 1 each, and no more than it holds")
-    returns = demos.returns if demos.env_id not in MAZE_ENVS else demos.terminated[demos.episode_starts[1:] - 1]  # D4RL's rewards are by another goal
+    whole = load(path, evaluation_env, check_dynamics=False) if evaluation_env and evaluation_env.horizon != env.horizon else demos
+    returns = whole.returns if demos.env_id not in MAZE_ENVS else whole.terminated[whole.episode_starts[1:] - 1]  # D4RL's rewards are by another goal
     references = {f"demonstrations (p_tremble {demos.p_tremble:g})": float(returns.mean())}
     notes = Path(path).with_suffix(".json")
     try:
@@ -278,15 +279,16 @@ def load_split(source, env, n_demos, n_validation_demos, evaluation_env=None):
             references = {f"expert (p_tremble {env.p_tremble:g})": float(measured["mean"])}
     except (ValueError, TypeError, AttributeError, KeyError):
         raise DemosError(notes, "is not the notes that utils/train_expert.py writes beside demonstrations: rename or move it") from None
-    whole = load(path, evaluation_env, check_dynamics=False) if evaluation_env and evaluation_env.horizon != env.horizon else demos
-    for some, horizon in ((demos, env.horizon), (whole, evaluation_env.horizon if evaluation_env else env.horizon)):
-        cut_off = (some.lengths < horizon) & some.truncated[some.episode_starts[1:] - 1]
-        if cut_off.any():
-            fault = f"{cut_off.sum()} of {some.n_episodes} demonstrations were cut off before the horizon of {horizon} steps, the first of them episode"
-            remedy = "the validation error, which selects policy.pt, and --payoff sum take that for an early end: record whole episodes, or use final_policy.pt"
-            warnings.warn(f"{path}: {fault} {cut_off.argmax()}; {remedy}", stacklevel=2)
-            break
-    return demos.subset(range(n_demos)), whole.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes)), references
+    demos, held_out = demos.subset(range(n_demos)), whole.subset(range(demos.n_episodes - n_validation_demos, demos.n_episodes))
+    for some, horizon, what, who, instead in (
+        (demos, env.horizon, "train on", "--payoff sum", "leave that out"),
+        (held_out, (evaluation_env or env).horizon, "select by", "the validation error", "use final_policy.pt"),
+    ):
+        n_cut_off = ((some.lengths < horizon - 1) & some.truncated[some.episode_starts[1:] - 1]).sum()  # one step is what reading D4RL's data may leave out
+        if n_cut_off:
+            fault = f"of {some.n_episodes} demonstrations to {what} {n_cut_off} stop before the horizon of {horizon} steps"
+            warnings.warn(f"{path}: {fault}; {who} takes that for an early end: record whole episodes, or {instead}", stacklevel=1)
+    return demos, held_out, references
 
 
 class ValidationError:

@@ -102,7 +102,7 @@ def plan(args, extra):
 
 
 def find(run):
-    """Where this run stands: ("finished", folder), ("resume", the folder that is furthest on) or ("start", None)."""
+    """Where this run stands: ("finished", folder), ("resume", the folder that a process is at or that is furthest on) or ("start", None)."""
     interrupted = []
     for path in RUNS.glob("*/args.json"):
         try:
@@ -112,9 +112,10 @@ def find(run):
         if saved.get("exp_name") == run.algo and all(name in saved and saved[name] == value for name, value in run.args.items()):
             if (path.parent / "scores.json").exists():
                 return "finished", path.parent
-            if (path.parent / "checkpoint.pt").exists() or is_held(path.parent):
-                interrupted.append((len(metrics(path.parent)), path.parent))
-    return ("resume", max(interrupted)[1]) if interrupted else ("start", None)
+            held = is_held(path.parent)
+            if held or (path.parent / "checkpoint.pt").exists():
+                interrupted.append((held, len(metrics(path.parent)), path.parent))
+    return ("resume", max(interrupted)[-1]) if interrupted else ("start", None)
 
 
 def is_held(folder):
@@ -126,6 +127,8 @@ def is_held(folder):
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
+        except OSError:
+            pass  # a file system without locks
     return False
 
 
@@ -159,8 +162,8 @@ def begin(run):
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process inherits the open file, and with it the lock
         except BlockingIOError:
             return None
-        state, folder = find(run)
-        if state == "finished" or (folder and is_held(folder)):
+        _, folder = find(run)
+        if (folder and is_held(folder)) or find(run)[0] == "finished":
             return None
         words, files = command(run), {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         log.write(f"\n$ python {shlex.join(words)}\n".encode())
@@ -179,10 +182,11 @@ def sweep(runs, workers):
             for run, process in list(active.items()):
                 if process and process.poll() is None:
                     continue
-                if find(run)[0] == "finished":
+                state, folder = find(run)
+                if state == "finished":
                     print(f"finished  {progress(run)}", flush=True)
                     del active[run]
-                elif process:
+                elif process and not (folder and is_held(folder)):  # or else another process has come first
                     print(f"FAILED    {run.name}, exit code {process.returncode}: {os.path.relpath(run.log)}", flush=True)
                     failed.append(run)
                     del active[run]
