@@ -981,7 +981,8 @@ def main():
             raise SystemExit(f"{folder} was made by a script without --{missing[0].replace('_', '-')}: use that version, commit {saved['versions']['commit']}")
         args = Args(**{field.name: saved[field.name] for field in fields(Args)} | ({"device": "cpu"} if mode == "eval" else {}))
     else:
-        mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        mode, folder = "train", ROOT / "runs" / name.replace(":", "-").replace("/", "-")  # an id may be module:namespace/name
     if mode != "eval":  # which needs no demonstrations
         check_args(args)
     if args.device != "cpu":

@@ -848,7 +848,8 @@ def main():
             raise SystemExit(f"{folder} holds no args.json: name the folder of a run, such as runs/RUN")
         args = saved_args(folder)
     else:
-        mode, folder = "train", ROOT / "runs" / f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        name = f"{args.env_id}__{Path(__file__).stem}__{args.seed}__{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        mode, folder = "train", ROOT / "runs" / name.replace(":", "-").replace("/", "-")  # an id may be module:namespace/name
     if mode != "eval":  # which needs no demonstrations
         check_args(args)
     torch.set_num_threads(args.torch_threads)

@@ -609,6 +609,24 @@ def test_a_task_with_the_two_methods_is_accepted(register):
         np.testing.assert_array_equal(get_state(other), after)
 
 
+def test_a_module_of_ones_own_registers_its_task(register, tmp_path, monkeypatch):
+    """As in gymnasium.make: MODULE:ID."""
+    (tmp_path / "own_module.py").write_text("import gymnasium, test_envs\ngymnasium.register('Own-v0', test_envs.SavedCounter, max_episode_steps=8)\n")
+    (tmp_path / "lacking_module.py").write_text("import no_such_package\n")
+    with pytest.raises(ValueError) as error:
+        make_env("own_module:Own-v0")
+    one_sentence(error, "'own_module:Own-v0'", "PYTHONPATH", "No module named 'own_module'")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ValueError) as error:
+        make_env("lacking_module:Own-v0")
+    one_sentence(error, "'lacking_module:Own-v0'", "No module named 'no_such_package'")
+    env = make_env("own_module:Own-v0", seed=1)
+    assert env.unwrapped.spec.id == "Own-v0" and env.horizon == 8
+    with pytest.raises(ValueError) as error:
+        make_env("own_module:Own-v1")
+    one_sentence(error, "'own_module:Own-v1'", "known ids")
+
+
 def test_a_mujoco_task_of_ones_own_can_borrow_the_wrapper(register):
     pytest.importorskip("mujoco")
     from gymnasium.envs.mujoco.hopper_v5 import HopperEnv

@@ -13,6 +13,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -62,7 +63,7 @@ from algos.filter_br import (
     update_reward,
     write_atomically,
 )
-from utils.demos import ValidationError, load, record, save
+from utils.demos import ValidationError, load, record, save, verify
 from utils.envs import ResettableEnv, evaluate, get_state, make_env, roll_out
 
 # --------------------------------------------------------------------------------------------------------------------------- optimistic Adam
@@ -1177,6 +1178,26 @@ def test_eval_needs_the_run_alone(tiny, checkout, capsys):
     assert command(checkout, "--eval", folder) is None
     assert [line for line in capsys.readouterr().out.splitlines() if " policy, " in line] == printed
     assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_a_task_of_ones_own(tiny, checkout, monkeypatch):
+    """--env-id MODULE:ID, as gymnasium.make takes it; the run's folder is one folder, whatever the id."""
+    (checkout / "own_tasks.py").write_text("import gymnasium\nfrom conftest import Counter\ngymnasium.register('own/Counter-v0', Counter, max_episode_steps=5)\n")
+    monkeypatch.syspath_prepend(checkout)
+    env_id, path = "own_tasks:own/Counter-v0", checkout / "own.npz"
+    save(path, record(make_env(env_id), lambda observation: np.float32([0.8 if observation[1] < 0.5 else 0.0]), 5, "a test"))
+    gym.registry.pop("own/Counter-v0")
+    del sys.modules["own_tasks"]  # as in a new process
+    with pytest.raises(ValueError, match="unknown environment 'own/Counter-v0'"):
+        verify(path, 0.0)
+    verify(path, 0.0, env_id)
+    gym.registry.pop("own/Counter-v0")
+    del sys.modules["own_tasks"]
+    assert command(checkout, *flags(tiny(env_id, demos=str(path)))) is None
+    (folder,) = checkout.glob("runs/*")
+    assert folder.name.startswith("own_tasks-own-Counter-v0__filter_br__1__") and (folder / "scores.json").exists()
+    assert json.loads((folder / "args.json").read_text())["env_id"] == env_id
+    assert command(checkout, "--eval", folder) is None
 
 
 def test_run_describes_itself(tiny, monkeypatch):

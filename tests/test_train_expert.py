@@ -259,3 +259,7 @@ def test_refuses_to_overwrite_demonstrations(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="already holds demonstrations"):
         module.main()
     assert (tmp_path / "Pendulum-v1.npz").read_text() == "precious" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_files_of_a_task_of_ones_own_lie_in_one_folder():
+    assert module.file_name(dataclasses.replace(ARGS, env_id="own_tasks:own/Counter-v0")) == "own_tasks-own-Counter-v0"

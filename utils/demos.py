@@ -535,11 +535,14 @@ def inspect(source):
         print(f"{name:<16}{values.min():>14.6g}{values.mean(dtype=np.float64):>14.6g}{values.max():>14.6g}{constant}")
 
 
-def verify(source, tolerance):
-    """Replay every step from its restored state and print the greatest error and where. Raises DemosError above `tolerance`."""
+def verify(source, tolerance, env_id=""):
+    """Replay every step from its restored state and print the greatest error and where. `env_id`: MODULE:ID of a task that the file knows as ID.
+
+    Raises DemosError above `tolerance`.
+    """
     demos = read(source)
     demos.need_states(source, "verify")
-    env = make_env(demos.env_id, horizon=int(demos.lengths.max()))
+    env = make_env(env_id or demos.env_id, horizon=int(demos.lengths.max()))
     check_fits(demos, env, source)
     _, sentence = check_replay(demos, env, np.arange(len(demos.rewards)), source, tolerance)
     print(f"{source}: {sentence}")
@@ -551,10 +554,11 @@ def main():
     commands.add_parser("inspect", help="episodes, lengths, returns, ranges, versions, who made it").add_argument("file")
     verify_parser = commands.add_parser("verify", help="restore every state, apply the recorded action, print the greatest error and where")
     verify_parser.add_argument("file")
+    verify_parser.add_argument("--env-id", default="", help="MODULE:ID of a task of your own, which MODULE registers as ID (default: the file's)")
     verify_parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="greatest accepted error, relative to max(1, |recorded|), of states that are exact")
     args = parser.parse_args()
     try:
-        inspect(args.file) if args.command == "inspect" else verify(args.file, args.tolerance)
+        inspect(args.file) if args.command == "inspect" else verify(args.file, args.tolerance, args.env_id)
     except ValueError as error:  # of the demonstrations (DemosError) or of their environment
         sys.exit(str(error))
 

@@ -11,6 +11,7 @@ back. This module gives both, for PyBullet locomotion, gymnasium's MuJoCo tasks,
 To use a task of your own, give its class (or a gym.Wrapper that you register around it) `get_state()`, which returns a flat array of finite numbers,
 and `set_state(state)`, which returns the observation that the task gave in that state. `ClassicState` below is the shortest example. If the task is
 one of gymnasium's MuJoCo kind and remembers nothing besides its physics, registering `lambda **kwargs: MujocoState(YourTask(**kwargs))` will do.
+Where your module MODULE registers it as ID, `--env-id MODULE:ID` finds it in every script, as `gymnasium.make` does.
 
 `roll_out` and `evaluate` play whole episodes in any of them.
 """
@@ -373,13 +374,14 @@ for _env_id, _task in zip(SMALL_MDPS, (Tree, Cliff, Dante)):
 
 
 def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None, **kwargs):
-    """The task `env_id` as a `ResettableEnv`.
+    """The task `env_id` as a `ResettableEnv`; MODULE:ID, as in `gymnasium.make`, is task ID after MODULE, which registers it, was imported.
 
     p_tremble: probability of a random action in each step. seed: decides the start states and the trembling. horizon: steps (None: the task's
     registered limit); it is the T of a small MDP. render_mode: "rgb_array" makes render() return a (height, width, 3) uint8 array; PyBullet needs no
     display for it. kwargs: the task's own, such as n_actions of Tree-v0 and eps of Cliff-v0 and Dante-v0.
     Raises ValueError, in one sentence, for an unknown id or keyword, a missing package, or a task whose state this module can't save.
     """
+    full_id, (module, _, env_id) = env_id, env_id.rpartition(":")
     if "Bullet" in env_id:
         _require("pybullet_envs_gymnasium", env_id, "pip install pybullet-envs-gymnasium")
         import pybullet_envs_gymnasium  # noqa: F401  (registers the tasks)
@@ -387,10 +389,14 @@ def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None, **kw
         _require("mujoco", env_id, MUJOCO_INSTALL)
         import utils.mazes  # noqa: F401  (registers the tasks)
     try:
+        if module:
+            importlib.import_module(module)
         spec = gym.spec(env_id)
     except (gym.error.Error, ImportError) as error:
         known = ", ".join(BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS + MAZE_ENVS + SMALL_MDPS)
-        raise ValueError(f"unknown environment {env_id!r}: known ids are {known} (and any registered task with get_state and set_state)") from error
+        reason = f" ({error})" if isinstance(error, ImportError) else ""
+        own = "MODULE:ID of a task with get_state and set_state, which the module MODULE on PYTHONPATH registers"
+        raise ValueError(f"unknown environment {full_id!r}{reason}: known ids are {known}, and {own}") from error
     if str(spec.entry_point).startswith("gymnasium.envs.mujoco"):
         _require("mujoco", env_id, MUJOCO_INSTALL)
     if env_id in SMALL_MDPS:

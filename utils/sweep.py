@@ -63,7 +63,7 @@ class Run:
     def __post_init__(self):
         digest = hashlib.sha256(json.dumps(self.args, sort_keys=True).encode()).hexdigest()[:8]
         self.name = f"{self.algo} {self.env_id} seed {self.seed}"
-        self.log = RUNS / "sweep" / f"{self.algo}__{self.env_id}__{self.seed}__{digest}.log"
+        self.log = RUNS / "sweep" / f"{self.algo}__{self.env_id}__{self.seed}__{digest}.log".replace(":", "-").replace("/", "-")
 
 
 def plan(args, extra):

@@ -273,6 +273,11 @@ def train(args, out):
             save_atomically(out / "checkpoint.pt", state)
 
 
+def file_name(args):
+    """The task's id, which may be module:namespace/name, as the name of a file."""
+    return args.env_id.replace(":", "-").replace("/", "-")
+
+
 def record_demonstrations(args, out):
     """Record `args.n_demos` untrembled episodes of `out`/policy.pt, and measure it over 100 episodes with and without trembling."""
     if not (out / "policy.pt").exists():
@@ -288,8 +293,8 @@ def record_demonstrations(args, out):
         measured[f"{p_tremble:g}"] = {"mean": totals.mean(), "std": totals.std(), "median": float(np.median(totals)), "episodes": 100}
     described = {name: value for name, value in describe_run(args).items() if name not in ("out", "record")} | {"exp_name": Path(__file__).stem}
     notes = {"returns": measured, "steps": saved["step"], "args": described}
-    write_atomically(out / f"{args.env_id}.json", json.dumps(notes, indent=2) + "\n")
-    save(out / f"{args.env_id}.npz", record(env, policy.act, args.n_demos, made_by))
+    write_atomically(out / f"{file_name(args)}.json", json.dumps(notes, indent=2) + "\n")
+    save(out / f"{file_name(args)}.npz", record(env, policy.act, args.n_demos, made_by))
     print(json.dumps(measured, indent=2))
 
 
@@ -309,9 +314,9 @@ def main():
             load(args.clone, env)
     except ValueError as error:
         raise SystemExit(str(error)) from None
-    out = Path(args.out) if args.out else ROOT / "runs" / "expert" / args.env_id
+    out = Path(args.out) if args.out else ROOT / "runs" / "expert" / file_name(args)
     out.mkdir(parents=True, exist_ok=True)
-    if (out / f"{args.env_id}.npz").exists():
+    if (out / f"{file_name(args)}.npz").exists():
         raise SystemExit(f"{out} already holds demonstrations, which are not overwritten: give another --out")
     saved = json.loads((out / "args.json").read_text()) if (out / "args.json").exists() else asdict(args)
     changed = [name for name, value in asdict(args).items() if name not in ("out", "record", "n_demos") and saved.get(name) != value]
