@@ -278,7 +278,7 @@ def plot_learning_curve(folder, references):
 
 
 def check_args(args):
-    """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
+    """Exit with one sentence about the first argument that can't be, before a folder is made or anything is trained."""
     for field in fields(args):  # in one loop, as not every script has every flag
         value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
         if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:

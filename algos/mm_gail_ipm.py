@@ -9,7 +9,8 @@ Differs from filter_nr.py only in that every episode starts from the environment
     python algos/mm_gail_ipm.py --resume runs/RUN                go on with an interrupted run, to the same numbers
     python algos/mm_gail_ipm.py --eval runs/RUN                  score the saved policies
 
-Signs: f(s, a) is a *reward*, high on the expert. The reward player raises L(pi, f) = E_expert[sum_t f] - E_pi[sum_t f], the policy player raises E_pi[sum_t f].
+Signs: f(s, a) is a *reward*, high on the expert. The reward player raises L(pi, f) = E_expert[sum_t f] - E_pi[sum_t f], the policy player raises E_pi[sum_t f]
+(here: a payoff of means and a discounted sum, see `moment_gap` and `reward_shift`).
 """
 
 import copy
@@ -92,7 +93,7 @@ class Args:
     rewards: Literal["recomputed", "recorded"] = "recomputed"
     """f of a transition in the buffer: "recomputed" with the present f, or "recorded" when the transition was collected"""
     n_rollouts: int = 4
-    """whole trajectories of the current policy, as it explores, for each update of f"""
+    """whole trajectories of the current policy, as it explores, in an outer iteration, for all its gradient steps on f"""
     disc_steps: int = 10
     """gradient steps on f in an outer iteration"""
     disc_batch_size: int = 4096
@@ -300,7 +301,7 @@ class OptimisticAdam:
     def __init__(self, module, beta1=0.9, beta2=0.999, eps=1e-8):
         self.vector, self.gradient = flatten(module)
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
-        self.t = torch.zeros((), dtype=torch.float64) if self.vector.is_cuda else 0  # a tensor counts in a CUDA graph too
+        self.t = torch.zeros((), dtype=torch.float64) if self.vector.is_cuda else 0  # a number would stand still in a CUDA graph
         self.m, self.v, self.direction, self.last_direction = (torch.zeros_like(self.vector) for _ in range(4))
 
     @torch.no_grad()
@@ -316,7 +317,7 @@ class OptimisticAdam:
         self.vector.addcmul_(self.direction, learning_rate, value=-2).addcmul_(self.last_direction, learning_rate)
         self.last_direction.copy_(self.direction)
         self.gradient.zero_()
-        torch.set_flush_denormal(False)  # the simulator keeps them
+        torch.set_flush_denormal(False)  # as the simulator computes with them, and its results must not depend on ours
 
     def state_dict(self):
         return {"t": self.t, "m": self.m, "v": self.v, "last_direction": self.last_direction}
@@ -383,7 +384,7 @@ class Rollouts:
 
 
 def update_reward(f, optimizer, expert_pairs, learner_pairs, weights, learning_rate, args, rng):
-    """The reward player's move: `args.disc_steps` steps up L(pi, f), less the penalties. Pairs are (n, obs_dim + action_dim). Returns what is logged."""
+    """The reward player's move: `args.disc_steps` steps up the payoff minus the penalty. Pairs are (n, obs_dim + action_dim). Returns what is logged."""
     for _ in range(args.disc_steps):
         expert_batch = expert_pairs[torch.randint(len(expert_pairs), (args.disc_batch_size,), generator=rng)]
         learner_batch = learner_pairs[torch.randint(len(learner_pairs), (args.disc_batch_size,), generator=rng)]
@@ -550,7 +551,7 @@ class TD3BC:
         return rewards + self.gamma * (1 - terminated) * self.target_critic(torch.cat([next_observations, next_actions], 1)).amin(0)
 
     def update(self, batch, learning_rate):
-        """One gradient step of the critic on `batch` (of the learner's buffer) or as many of the demonstrations; every second time also of the warm actor."""
+        """One gradient step of the critic on `batch` or, with probability 1/2, on as many of the demonstrations; every second time also of the warm actor."""
         is_expert = torch.rand((), generator=self.rng) < 0.5
         if is_expert:
             (batch,) = self.expert_buffer.sample(1, len(batch), self.rng)
@@ -600,8 +601,8 @@ def expert_transitions(demos):
 def reward_shift(f, expert_pairs, args):
     """What is added to f to make the policy player's reward: a number that puts the expert's mean reward at `args.reward_level`.
 
-    The mean payoff is blind to it, and nothing else depends on it but whether staying alive pays: the end of an episode is worth 0, so a policy is better
-    dead where f is more than the level below the expert's mean. Left to itself f's level drifts, and Hopper learns to fall at once, or to stand still for ever.
+    The mean payoff does not depend on it, but the policy does: the end of an episode is worth 0, so ending it pays wherever f plus this is below 0. Left to
+    itself f's level drifts, and Hopper learns to fall at once, or to stand still for ever.
     """
     return args.reward_level - f(expert_pairs).mean().item() if args.payoff == "mean" else 0.0
 
@@ -775,7 +776,7 @@ def plot_learning_curve(folder, references):
 
 
 def check_args(args):
-    """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
+    """Exit with one sentence about the first argument that can't be, before a folder is made or anything is trained."""
     for field in fields(args):  # in one loop, as not every script has every flag
         value, flag = getattr(args, field.name), f"--{field.name.replace('_', '-')}"
         if field.name in ("alpha", "p_tremble", "gamma", "tau") and not 0 <= value <= 1:
@@ -822,7 +823,7 @@ def check_args(args):
 
 def train(args, folder):
     """Algorithm 4 without its expert resets. Writes logs, checkpoint and policies into `folder`, and goes on where a checkpoint stands."""
-    # Evaluating and logging draw from streams of their own, so that they never change training.
+    # Random streams are numbered (seed, k): 1 to 7 belong to training. Those of evaluating and logging come after, so that they never change training.
     streams = [np.random.SeedSequence((args.seed, stream)) for stream in range(1, 6)]
     torch.manual_seed(int(streams[0].generate_state(1)[0]))  # initial weights
     policy_rng, reward_rng = (torch.Generator(args.device).manual_seed(int(stream.generate_state(1)[0])) for stream in streams[1:3])
@@ -884,7 +885,7 @@ def train(args, folder):
         weights = (expert_weight, learner_weight) if args.payoff == "sum" else (1.0, 1.0)
         reward_logs = update_reward(f, f_optimizer, expert_pairs, learner_pairs, weights, args.disc_learning_rate * remaining, args, reward_rng)
         if args.rewards == "recomputed":
-            buffer.n_labelled = 0  # every transition in the buffer is worth what the new f says
+            buffer.n_labelled = 0  # so that `label` gives every transition in the buffer the new f's reward
         shift = reward_shift(f, expert_pairs, args)
         label(buffer, f, shift)
         if args.learner == "td3_bc":  # whose batches of demonstrations are worth what the new f says, whatever --rewards

@@ -602,7 +602,7 @@ class Log:
 
 
 def check_args(args):
-    """One sentence about the first thing that can't be, before a folder is made or anything is trained."""
+    """Exit with one sentence about the first argument that can't be, before a folder is made or anything is trained."""
     if args.env_id not in (*CLASSIC_TASKS, *SMALL_MDPS):
         known = ", ".join((*CLASSIC_TASKS, *SMALL_MDPS))
         raise SystemExit(f"--env-id {args.env_id}: MMDP compares a few actions, or bins of one dimension, in a batched simulation: choose one of {known}")
