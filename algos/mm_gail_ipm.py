@@ -2,7 +2,8 @@
 
 Swamy, Choudhury, Bagnell and Wu, "Inverse Reinforcement Learning without Reinforcement Learning" (ICML 2023), baseline MM: after Ho and Ermon, "Generative
 Adversarial Imitation Learning" (2016), and Swamy et al., "Of Moments and Matching" (2021). Read `train` at the end first: it is the algorithm.
-Differs from filter_nr.py only in that every episode starts from the environment's own start states: exploration has to find the way.
+Differs from filter_nr.py only in that every episode starts from the environment's own start states: exploration has to find the way. Its departures from the
+paper's text (payoff, shift, recomputed rewards, steps on f) are filter_nr.py's too.
 
     python algos/mm_gail_ipm.py --env-id HopperBulletEnv-v0      train on the demonstrations that the repository ships
     python algos/mm_gail_ipm.py --demos FILE --env-id ...        train on your own (utils/demos.py describes the format)
@@ -295,7 +296,7 @@ class OptimisticAdam:
 
     where mhat and vhat are Adam's averages, each with the bias correction of its own step, and d_0 = 0. Twice the present direction less the last one: a
     guess that the next gradient will differ from this one as this one did from the last. It damps the circling of the players of a zero-sum game
-    (on min_x max_y xy it converges with beta1 = 0; with 0.9 it does not, though it strays less than Adam).
+    (on min_x max_y xy, beta1 = 0 leads to within a few learning rates of the saddle; 0.9 circles away from it, though less than Adam).
     """
 
     def __init__(self, module, beta1=0.9, beta2=0.999, eps=1e-8):

@@ -2,7 +2,8 @@
 
 Swamy, Choudhury, Bagnell and Wu, "Inverse Reinforcement Learning without Reinforcement Learning" (ICML 2023): Algorithm 3 (--variant primal: a reward a
 timestep) and Algorithm 5 (--variant dual: a reward an outer iteration, and the uniform mixture of the policies). Read `train` at the end first: it is the
-algorithm. On the paper's small MDPs the games are solved exactly; on classic control the policies are networks.
+algorithm. On the paper's small MDPs the games are solved exactly; on classic control the policies are networks. Algorithm 5's D_t is emptied in each outer
+iteration and holds roll-outs from s_t, t = T included; its pi_1, which nothing has taught, is what f first answers, and is left out of the mixture.
 
     python algos/mmdp.py                                                       CartPole, in seconds
     python algos/mmdp.py --env-id MountainCar-v0 --horizon 150 --payoff suffix
@@ -195,7 +196,7 @@ CLASSIC_TASKS = {
 
 
 class Task:
-    """The task of `args` on batches of states. Its return J: CartPole, steps before the fall; MountainCars, Acrobot: steps at the goal; else the sum of r.
+    """The task of `args` on batches of states. Its return J: CartPole, steps up to the fall; MountainCars, Acrobot: steps at the goal; else the sum of r.
 
     step(states (n, d), actions (n,)) -> next states, ended (n,) bool; observe(states) -> float32 (n, obs_dim); reward(states, executed actions) -> (n,).
     """
@@ -681,7 +682,7 @@ def train(args, folder):
                 counts["rollout_timesteps"] += n_steps
             w = rewards.no_regret(gaps / i, i)
 
-        # ---- D_t: roll-outs from s_t ~ rho_E^t, a first action each, then pi^{t+1:T}.
+        # ---- D_t: roll-outs from s_t ~ rho_E^t (of the demonstrations that have not ended), a first action each, then pi^{t+1:T}.
         episodes, payoff = np.flatnonzero(expert.alive[:, t - 1]), ""
         if len(episodes) == 0:  # every demonstration has ended: no action matters
             policies[t - 1] = policies[min(t, T - 1)]

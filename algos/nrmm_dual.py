@@ -2,12 +2,13 @@
 
 Swamy, Choudhury, Bagnell and Wu, "Inverse Reinforcement Learning without Reinforcement Learning" (ICML 2023): Algorithm 6, "NRMM: Dual", with NRPI inside.
 Read `train` at the end first: it is the algorithm. Differs from filter_nr.py in what a move of the policy player is: all its episodes start from an
-expert state at a uniform time, with a uniformly random first action; of its policies in an outer iteration the best under the present reward is kept
+expert state, with a uniformly random first action; of its policies in an outer iteration the best under the present reward, shift included, is kept
 (and no other enters the mixture); and what is returned is the uniform mixture of those kept, which draws one of them an episode.
 
 Departures: SAC improves the policy on the whole suffix (the paper's own footnote on practice), instead of solving a cost-sensitive classification of first
 actions (algos/tabular.py does that, exactly, on small MDPs); it goes on from the last policy and its buffer, whose rewards are recomputed; the best policy is
-chosen by roll-outs from the start states, not on held-out states of the expert; and f also sees the first, untaught policy, which the mixture leaves out.
+chosen by roll-outs from the start states, not on held-out states of the expert, and among the newly trained alone; f also sees the first, untaught policy,
+which the mixture leaves out; payoff, shift and the draw of an expert state are filter_nr.py's.
 
     python algos/nrmm_dual.py --env-id HopperBulletEnv-v0      train on the demonstrations that the repository ships
     python algos/nrmm_dual.py --demos FILE --env-id ...        train on your own (utils/demos.py describes the format)
@@ -300,7 +301,7 @@ class OptimisticAdam:
 
     where mhat and vhat are Adam's averages, each with the bias correction of its own step, and d_0 = 0. Twice the present direction less the last one: a
     guess that the next gradient will differ from this one as this one did from the last. It damps the circling of the players of a zero-sum game
-    (on min_x max_y xy it converges with beta1 = 0; with 0.9 it does not, though it strays less than Adam).
+    (on min_x max_y xy, beta1 = 0 leads to within a few learning rates of the saddle; 0.9 circles away from it, though less than Adam).
     """
 
     def __init__(self, module, beta1=0.9, beta2=0.999, eps=1e-8):

@@ -107,7 +107,8 @@ def best_response(tree, leaves, rng):
     """argmax_{f in F_r} L(pi, f) (Eq. 9), the learner's side estimated from `leaves`. An f is named by its leaf.
 
     L(pi, f) = 1[f is the expert's] - (share of roll-outs that ended in f): positive for the expert's leaf alone. Where all roll-outs ended there
-    too it ties, at 0, with every leaf that nobody saw: then a random one is drawn.
+    too it ties, at 0, with every leaf that nobody saw: then a random one is drawn. The dual algorithms call it on the leaves of all policies so far, without
+    their regulariser R(f): follow the leader, which on this tree stays the expert's leaf as long as there is anything to learn.
     """
     if Counter(leaves)[tree.expert_leaf] < len(leaves):
         return tree.expert_leaf
@@ -134,7 +135,7 @@ def random_argmax(values, rng):
 
 
 def explore(tree, paying, repeat, rng):
-    """The RL oracle of Algorithms 1 and 2: roll out uniformly from the root until a leaf of `paying` is found; without `repeat`, no leaf twice.
+    """The RL oracle of Algorithms 1 and 2 (no entropy): roll out uniformly from the root until a leaf of `paying` is found; without `repeat`, no leaf twice.
 
     A path of uniform actions ends in a uniform leaf, so leaves are drawn, in batches, and their steps counted up to the first that pays.
     """
@@ -167,6 +168,7 @@ def irl(A, T, seed, variant="dual", repeat=True):
 def ftrl(pi, D, s, a, q_hat, A):
     """Eq. 10 after one more sample (s, a, Q-hat): pi(.|s) <- argmax n(s) E_{a ~ pi}[Qbar(s, a)] + H(pi), so that pi(a|s) ~ exp(n(s) Qbar(s, a)).
 
+    A sum over D, as in NRPI, in place of Eq. 10's mean, under which the entropy would never fade.
     n(s) counts the samples at s; Qbar(s, a) is the mean Q-hat of those with action a, 0 for an action that was never tried.
     """
     counts, sums = D.setdefault(s, ([0] * A, [0.0] * A))
