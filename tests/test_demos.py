@@ -234,6 +234,14 @@ def test_actions_out_of_bounds_are_not_recorded(env):
         record(make_env("CartPole-v1"), lambda observation: 0.9, 1, "a test")
 
 
+def test_observations_of_another_size_than_the_task_says_are_not_recorded():
+    """A mistake in a task of one's own, which would otherwise be seen only when the file is loaded."""
+    env = make_env("Pendulum-v1", horizon=5)
+    env.observation_space = gym.spaces.Box(-10, 10, (4,))
+    with pytest.raises(DemosError, match=r"^recorded demonstrations: observations has the shape \(5, 3\) and Pendulum-v1 has \(4,\) a step"):
+        record(env, lambda observation: np.zeros(1), 1, "a test")
+
+
 # ----------------------------------------------------------------------------------------------------------------------------------- loading
 
 
