@@ -684,9 +684,7 @@ def train(args, folder):
 
         # ---- D_t: roll-outs from s_t ~ rho_E^t (of the demonstrations that have not ended), a first action each, then pi^{t+1:T}.
         episodes, payoff = np.flatnonzero(expert.alive[:, t - 1]), ""
-        if len(episodes) == 0:  # every demonstration has ended: no action matters
-            policies[t - 1] = policies[min(t, T - 1)]
-        elif task.given[t - 1] is None:
+        if len(episodes) and task.given[t - 1] is None:  # where every demonstration has ended no action matters, and BC's policy stays
             repeat = A if args.first_actions == "all" else 1
             episodes = rngs["reset"].choice(episodes, M // repeat)
             n, states, expert_actions = len(episodes), expert.states[episodes, t - 1], expert.actions[episodes, t - 1].astype(int)

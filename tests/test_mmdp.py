@@ -355,6 +355,19 @@ def test_expert_moments_of_the_absorbing_state():
         np.testing.assert_allclose(moments[e, length - 1], last + moments[e, length])
 
 
+def test_features_of_the_observation_the_action_and_the_flag():
+    """sqrt(2 / K) cos(z @ frequencies + phases), z the observation in units of the demonstrations' spread, a continuous action from -1 to 1, and a 1."""
+    args = Args(env_id="Pendulum-v1", horizon=4, n_demos=2, n_features=5)
+    task = Task(args)
+    expert = load_expert(args, task)
+    rewards, observations = RewardClass(args, task, expert), task.observe(expert.states.reshape(-1, 2))
+    rewards.frequencies, rewards.phases = np.eye(5), np.full(5, 0.3)
+    standard = (observations - observations.mean(0)) / (observations.std(0) + 1e-6)
+    bins = np.array([0.0, 2.5, 5.0, 1.0, 4.0, 3.0, 0.5, 2.0])  # a place on the action range, in bins
+    z = np.column_stack([standard, [-1, 0, 1, -0.6, 0.6, 0.2, -0.8, -0.2], np.ones(8)])
+    np.testing.assert_allclose(rewards.phi(expert.states.reshape(-1, 2), bins), np.sqrt(2 / 5) * np.cos(z + 0.3), rtol=1e-12)
+
+
 # ------------------------------------------------------------------------------------------------------------------------------- the game
 
 
@@ -564,6 +577,21 @@ def test_each_policy_starts_from_the_next_ones(tmp_path):
     chain = [*saved["sequences"][0]["net.2.weight"], saved["bc"]["net.2.weight"][0]]
     assert max((a - b).abs().max() for a, b in zip(chain[:-1], chain[1:], strict=True)) < 1.01e-3
     assert (chain[0] - chain[-1]).abs().max() > 2e-3
+
+
+def test_where_every_demonstration_has_ended(tmp_path):
+    """No expert state is left to reset to, and no action matters: those timesteps keep BC's policy and cost nothing; the one before them does not."""
+    save(tmp_path / "falls.npz", record(make_env("CartPole-v1"), lambda observation: 1, 3, "a test"))
+    changes = QUICK | {"horizon": 13, "demos": str(tmp_path / "falls.npz")}
+    last = load_expert(Args(**changes), Task(Args(**changes))).alive.sum(1).max()
+    assert 0 < last < 13
+    _, saved, rows = run(tmp_path / "run", **changes)
+    assert [row["game/t"] for row in rows] == [str(t) for t in range(13, 0, -1)]
+    assert [row["game/payoff"] != "" for row in rows] == [t <= last for t in range(13, 0, -1)]
+    assert [row["charts/timesteps"] == "0" for row in rows] == [t > last for t in range(13, 0, -1)]
+    for name, weights in saved["sequences"][0].items():
+        assert (weights[last:] == saved["bc"][name][0]).all()
+    assert not torch.equal(saved["sequences"][0]["net.2.weight"][last - 1], saved["bc"]["net.2.weight"][0])
 
 
 def test_what_training_depends_on(tmp_path):
