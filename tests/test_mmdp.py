@@ -233,6 +233,14 @@ def test_network_acts_by_its_most_probable_action_or_by_sampling():
     np.testing.assert_allclose(policy.probabilities(observations), np.exp(logits) / np.exp(logits).sum(1, keepdims=True), rtol=1e-5)
 
 
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_probabilities_that_rounding_leaves_below_1(env_id):
+    """A draw above their sum takes the last action, or the last bin."""
+    task = Task(Args(env_id=env_id, n_bins=2))
+    low, high = choose(task, Table([0.5, 0.5 - 1e-7]), np.zeros((2, 4)), np.array([0.4, 1 - 1e-9]))
+    assert 0 <= low < 1 <= high < 2
+
+
 # ------------------------------------------------------------------------------------------------------------------- continuous actions
 
 
