@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import assert_close
 
 from algos import mmdp, tabular
 from algos.mmdp import (
@@ -241,6 +242,15 @@ def test_probabilities_that_rounding_leaves_below_1(env_id):
     assert 0 <= low < 1 <= high < 2
 
 
+def test_network_sees_observations_in_units_of_the_demonstrations_spread():
+    center, spread, rng = np.array([1.0, -2.0]), np.array([0.5, 4.0]), np.random.default_rng(0)
+    policy, plain = Network(center, spread, 3, deterministic=True), Network(np.zeros(2), np.ones(2), 3, deterministic=True)
+    plain.net.load_state_dict(policy.net.state_dict())
+    observations = rng.normal(size=(20, 2))
+    standard = torch.from_numpy(np.float32((observations - center) / spread))
+    assert_close(policy(torch.from_numpy(np.float32(observations))), plain(standard))
+
+
 # ------------------------------------------------------------------------------------------------------------------- continuous actions
 
 
@@ -459,6 +469,9 @@ def test_no_regret_maximises_the_regularised_payoff(env_id):
         assert value(w) >= max(value((1 - step) * w + step * other) for other in others for step in (0.01, 0.3, 1)) - 1e-12
         if small:
             np.testing.assert_allclose(np.log(w) - np.log(w[0]), (gap - gap[0]) / strength)
+            rewards.negations = True  # a mixture of the 8 rewards and their negations, and so a weight in [-1, 1] for each
+            np.testing.assert_allclose(rewards.no_regret(gap, i), np.sinh(gap / strength) / np.cosh(gap / strength).sum())
+            rewards.negations = False
     if not small:
         np.testing.assert_allclose(rewards.no_regret(np.full(8, 1e-3), 4), 2e-2)
         assert np.linalg.norm(rewards.no_regret(np.ones(8), 1)) == pytest.approx(1)
