@@ -1,5 +1,6 @@
 """algos/mmdp.py and the small MDPs of utils/envs.py by value: exact games, identities of the roll-outs, and whole small trainings, killed and resumed."""
 
+import copy
 import csv
 import json
 import sys
@@ -9,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import assert_close
+from conftest import assert_close, generator
 
 from algos import mmdp, tabular
 from algos.mmdp import (
@@ -249,6 +250,28 @@ def test_network_sees_observations_in_units_of_the_demonstrations_spread():
     observations = rng.normal(size=(20, 2))
     standard = torch.from_numpy(np.float32((observations - center) / spread))
     assert_close(policy(torch.from_numpy(np.float32(observations))), plain(standard))
+
+
+def test_cloning_is_cross_entropy_at_a_falling_rate(monkeypatch):
+    """Adam's first step against plain torch, and the rate of each of four steps."""
+    policy, observations, _, _ = random_game(0, n=50)
+    plain, actions, rates = copy.deepcopy(policy), np.random.default_rng(0).integers(3, size=50), []
+
+    class SpyAdam(torch.optim.Adam):
+        def step(self):
+            rates.append(self.param_groups[0]["lr"])
+            super().step()
+
+    monkeypatch.setattr(torch.optim, "Adam", SpyAdam)
+    mmdp.clone(policy, observations, actions, Args(bc_steps=1, learning_rate=1e-3), generator(3))
+    batch = torch.randint(50, (256,), generator=generator(3)).numpy()
+    log_probabilities = torch.log_softmax(plain(torch.from_numpy(observations[batch])), 1)
+    (-log_probabilities[np.arange(256), actions[batch]].mean()).backward()
+    for new, old in zip(policy.parameters(), plain.parameters(), strict=True):
+        assert_close(new, old - 1e-3 * old.grad / (old.grad.abs() + 1e-8), atol=1e-5)  # Adam's first step is that long whatever the gradient
+    rates.clear()
+    mmdp.clone(policy, observations, actions, Args(bc_steps=4, learning_rate=0.1), generator())
+    assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025])
 
 
 # ------------------------------------------------------------------------------------------------------------------- continuous actions
@@ -539,6 +562,37 @@ def test_dual_on_the_tree(tmp_path):
     assert scores["MMDP"] == 1 and len(saved["sequences"]) == 3
     assert [int(rows[4 * i - 1]["charts/timesteps"]) for i in (1, 2, 3)] == [120, 240, 360]
     assert [int(rows[4 * i - 1]["charts/all_timesteps"]) for i in (1, 2, 3)] == [140, 280, 420]
+
+
+def test_dual_answers_the_mean_gap_of_all_policies_so_far(tmp_path, monkeypatch):
+    """f_i is the no-regret answer to (1/i) sum_j (E_expert[sum_t phi] - E_pi_j[sum_t phi]) / T, with pi_1 the clone and pi_j+1 the last sequence found."""
+    args = Args(**QUICK | {"variant": "dual", "iterations": 3, "n_rollouts": 4})
+    task = Task(args)
+    expert, answered, rolled_out = load_expert(args, task), [], []
+    phi = RewardClass(args, task, expert).phi(expert.states.reshape(-1, 4), expert.actions.reshape(-1))
+    assert expert.alive.all()
+    no_regret, roll_out = RewardClass.no_regret, mmdp.roll_out
+
+    def spy_no_regret(self, gap, i):
+        if len(answered) < i:  # again at each timestep
+            answered.append(gap.copy())
+        np.testing.assert_array_equal(gap, answered[i - 1])
+        return no_regret(self, gap, i)
+
+    def spy_roll_out(task, policies, states, t, noise, rewards=None, first_actions=None):
+        result = roll_out(task, policies, states, t, noise, rewards, first_actions)
+        if rewards is not None and first_actions is None:
+            assert t == 1 and len(states) == 4
+            rolled_out.append((mmdp.save_policies(policies), result[0].mean(0)))
+        return result
+
+    monkeypatch.setattr(RewardClass, "no_regret", spy_no_regret)
+    monkeypatch.setattr(mmdp, "roll_out", spy_roll_out)
+    _, saved, _ = run(tmp_path, **QUICK | {"variant": "dual", "iterations": 3, "n_rollouts": 4})
+    gaps = [(phi.sum(0) / 3 - moments) / 6 for _, moments in rolled_out]
+    np.testing.assert_allclose(answered, [np.mean(gaps[:i], axis=0) for i in (1, 2, 3)], rtol=1e-6, atol=1e-9)
+    for (policies, _), expected in zip(rolled_out, (saved["bc"], *saved["sequences"][:2]), strict=True):
+        assert all(torch.equal(policies[name], value.expand_as(policies[name])) for name, value in expected.items())
 
 
 def test_mixture_draws_one_policy_an_episode():
