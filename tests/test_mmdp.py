@@ -409,6 +409,20 @@ def test_features_of_the_observation_the_action_and_the_flag():
     np.testing.assert_allclose(rewards.phi(expert.states.reshape(-1, 2), bins), np.sqrt(2 / 5) * np.cos(z + 0.3), rtol=1e-12)
 
 
+def test_rewards_and_clone_of_the_tree(tmp_path):
+    """One reward for each of the 8 leaves, 1 for the step into it and else 0; a policy is uniform where it knows nothing."""
+    args = Args(**TREE | {"horizon": 3})
+    task = Task(args)
+    expert = load_expert(args, task)
+    rewards = RewardClass(args, task, expert)
+    steps = [(path[:t], path[t]) for path in np.ndindex(2, 2, 2) for t in range(3)]
+    phi = rewards.phi(np.array([[*before, *[-1] * (3 - len(before))] for before, _ in steps]), np.array([action for _, action in steps]))
+    leaves = [{(*steps[i][0], steps[i][1]) for i in np.flatnonzero(column)} for column in phi.T]
+    assert sorted(map(list, leaves)) == [[path] for path in np.ndindex(2, 2, 2)]
+    _, saved, _ = run(tmp_path, **TREE)
+    assert all(policy["default"].tolist() == [0.5, 0.5] for policy in (*saved["sequences"][0], *saved["bc"]))
+
+
 # ------------------------------------------------------------------------------------------------------------------------------- the game
 
 
