@@ -313,8 +313,8 @@ class RewardClass:
             return math.sqrt(2 / self.K) * np.cos(np.hstack(z) @ self.frequencies + self.phases)
         if self.K == 1:
             return self.task.reward(states, actions)[:, None]
-        leaves = self.task.mdp.move(states, actions) @ self.task.n_actions ** np.arange(self.task.T)
-        return (np.arange(self.K) == leaves[:, None]) & (self.task.mdp.move(states, actions)[:, -1:] >= 0)
+        leaves = self.task.mdp.move(states, actions) @ self.task.n_actions ** np.arange(self.task.T)  # below 0 for a path that has not come to its end
+        return np.arange(self.K) == leaves[:, None]
 
     def no_regret(self, gap, i):
         """Follow the regularised leader after i policies: argmax_w <w, gap> + R(w), gap (K,) their mean gap to the expert.
