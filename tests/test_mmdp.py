@@ -580,7 +580,8 @@ def test_dual_on_the_tree(tmp_path):
 
 def test_dual_answers_the_mean_gap_of_all_policies_so_far(tmp_path, monkeypatch):
     """f_i is the no-regret answer to (1/i) sum_j (E_expert[sum_t phi] - E_pi_j[sum_t phi]) / T, with pi_1 the clone and pi_j+1 the last sequence found."""
-    args = Args(**QUICK | {"variant": "dual", "iterations": 3, "n_rollouts": 4})
+    changes = QUICK | {"variant": "dual", "iterations": 3, "n_rollouts": 4}
+    args = Args(**changes)
     task = Task(args)
     expert, answered, rolled_out = load_expert(args, task), [], []
     phi = RewardClass(args, task, expert).phi(expert.states.reshape(-1, 4), expert.actions.reshape(-1))
@@ -602,7 +603,7 @@ def test_dual_answers_the_mean_gap_of_all_policies_so_far(tmp_path, monkeypatch)
 
     monkeypatch.setattr(RewardClass, "no_regret", spy_no_regret)
     monkeypatch.setattr(mmdp, "roll_out", spy_roll_out)
-    _, saved, _ = run(tmp_path, **QUICK | {"variant": "dual", "iterations": 3, "n_rollouts": 4})
+    _, saved, _ = run(tmp_path, **changes)
     gaps = [(phi.sum(0) / 3 - moments) / 6 for _, moments in rolled_out]
     np.testing.assert_allclose(answered, [np.mean(gaps[:i], axis=0) for i in (1, 2, 3)], rtol=1e-6, atol=1e-9)
     for (policies, _), expected in zip(rolled_out, (saved["bc"], *saved["sequences"][:2]), strict=True):
