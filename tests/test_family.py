@@ -268,6 +268,24 @@ def test_writes_what_it_says(script, runs):
 
 
 @modules(*FILES)
+def test_a_length_that_is_no_multiple(script, tiny, tmp_path, monkeypatch):
+    """The last iteration is shorter: not one step too many, no learning rate below 0, and it is evaluated whatever its number."""
+    module, rates = importlib.import_module(f"algos.{script}"), []
+    if script == "bc":
+        run(tiny(module=module, total_gradient_steps=47, eval_every=2), tmp_path / "run")
+        steps, n_steps = [20, 40, 47], checkpoint(tmp_path / "run")["optimizer"]["state"][0]["step"]
+    else:
+        update = module.SAC.update
+        monkeypatch.setattr(module.SAC, "update", lambda self, batch, rate: rates.append(float(rate)) or update(self, batch, rate))
+        args = tiny(module=module, total_timesteps=475, eval_every=2)
+        steps, n_steps = [200, 400, 475], run(args, tmp_path / "run")["buffer"]["n_added"]
+        np.testing.assert_allclose(rates, np.repeat([args.learning_rate * (1 - t / 475) for t in range(96, 475, 32)], 4), rtol=1e-5)
+    assert column(tmp_path / "run", module.X_AXIS[0]).tolist() == steps and n_steps == steps[-1]
+    assert [row["eval/return"] != "" for row in metrics(tmp_path / "run")] == [False, True, True]
+    assert json.loads((tmp_path / "run" / "scores.json").read_text())["final"]["step"] == steps[-1]
+
+
+@modules(*FILES)
 def test_eval_says_what_training_said(script, runs, capsys):
     """The same lines, and the same numbers as in scores.json."""
     done = runs(script)

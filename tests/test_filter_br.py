@@ -799,8 +799,9 @@ def hopper_run(tiny, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filter_br, "SAC", SpySAC)
         patch.setattr(filter_br, "Reward", SpyReward)
+        began = time.time()
         train(args, folder)
-    return SimpleNamespace(args=args, folder=folder, start=start, end=checkpoint(folder))
+    return SimpleNamespace(args=args, folder=folder, start=start, end=checkpoint(folder), seconds=time.time() - began)
 
 
 def test_training_moves_everything(hopper_run):
@@ -826,7 +827,7 @@ def test_training_writes_what_it_says(hopper_run, tiny):
     np.testing.assert_allclose(n_expert, n_expert.round(), atol=1e-9)
     assert 0.2 < n_expert.sum() / column(folder, "resets/episodes").sum() < 0.8
     assert (column(folder, "resets/alpha") == 0.5).all()
-    assert (np.diff(column(folder, "charts/seconds")) > 0).all()
+    assert (np.diff([0, *column(folder, "charts/seconds"), hopper_run.seconds]) > 0).all()
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
     # scores.json: both policies on new episodes, and what to compare them with.
@@ -950,11 +951,14 @@ def test_buffer_holds_the_policys_own_actions(tiny, tmp_path):
 @pytest.mark.parametrize(("changes", "alphas"), [({"alpha": 0.0}, [0, 0, 0]), ({"alpha": 1.0}, [1, 1, 1]), ({"anneal_alpha": True}, [1, 0.5, 0])])
 def test_start_states_of_training(tiny, tmp_path, monkeypatch, changes, alphas):
     """alpha as given or annealed from 1 to 0; roll-outs for the reward player start from the environment's own start states whatever it is."""
-    learner = []
+    learner, starts = [], []
     monkeypatch.setattr(filter_br, "roll_out", lambda *arguments: learner.append(roll_out(*arguments)) or learner[-1])
+    monkeypatch.setattr(filter_br, "start_episode", lambda *arguments: starts.append((arguments[2], *start_episode(*arguments))) or starts[-1][1:])
     run(tiny(**changes), tmp_path / "run")
+    assert starts[0][0] == alphas[0]  # of the first episode of all, which no row of the metrics counts
     assert column(tmp_path / "run", "resets/alpha").tolist() == alphas
     fractions = column(tmp_path / "run", "resets/expert_fraction")
+    assert (fractions * column(tmp_path / "run", "resets/episodes")).sum() == pytest.approx(sum(is_expert for _, _, is_expert in starts[1:]))
     assert all(fraction == alpha if alpha in (0, 1) else 0.2 < fraction < 0.8 for fraction, alpha in zip(fractions, alphas, strict=True))
     for episodes, _ in learner:
         for episode in episodes:
