@@ -43,8 +43,8 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from utils.demos import ValidationError, load_split  # noqa: E402
-from utils.envs import MAZE_ENVS, evaluate, make_env, roll_out, set_state  # noqa: E402
+from utils.demos import ValidationError, load_split
+from utils.envs import MAZE_ENVS, evaluate, make_env, roll_out, set_state
 
 # ========================================================================================================================================== args
 

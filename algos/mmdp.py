@@ -43,8 +43,8 @@ from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from utils.demos import load, record  # noqa: E402
-from utils.envs import SMALL_MDPS, make_env, set_state  # noqa: E402
+from utils.demos import load, record
+from utils.envs import SMALL_MDPS, make_env, set_state
 
 # ========================================================================================================================================== args
 

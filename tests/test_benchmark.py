@@ -101,9 +101,19 @@ def test_the_replaying_reset_arrives_at_the_recorded_observation():
 def test_tables():
     chunks = [dict.fromkeys(PARTS, 0.0) | {"update": 30.0, EVALUATION: 10.0}, dict.fromkeys(PARTS, 0.0) | {"update": 40.0, EVALUATION: 10.0}]
     faster = [{part: seconds / 2 for part, seconds in chunk.items()} for chunk in chunks]
-    case = {"case": "filter_br", "task": "T", "peak_mib": [100.0, 120.0], "iteration": 5000, "products": [300.0, 320.0], "chunks": {"SB3": chunks, "filter_br": faster}}
+    case = {
+        "case": "filter_br",
+        "task": "T",
+        "peak_mib": [100.0, 120.0],
+        "iteration": 5000,
+        "products": [300.0, 320.0],
+        "chunks": {"SB3": chunks, "filter_br": faster},
+    }
     text = report([case], "a machine")
-    assert "| filter_br | T | SB3, filter_br | 112 (100 to 125) | 225 (200 to 250) | 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) | 310 (300 to 320) | 100 | 120 |" in text
+    assert (
+        "| filter_br | T | SB3, filter_br | 112 (100 to 125) | 225 (200 to 250) | 2.00 (2.00 to 2.00) | 2.00 (2.00 to 2.00) | 310 (300 to 320) | 100 | 120 |"
+        in text
+    )
     shares = text.splitlines()[-1].split(" | ")
     assert len(shares) == 3 + len(PARTS) and shares[2:4] == ["filter_br", "77.8"] and shares[-1] == "22.2 |"
     assert len(text.splitlines()) == 11

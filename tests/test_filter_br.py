@@ -1186,7 +1186,9 @@ def test_eval_needs_the_run_alone(tiny, checkout, capsys):
 
 def test_a_task_of_ones_own(tiny, checkout, monkeypatch):
     """--env-id MODULE:ID, as gymnasium.make takes it; the run's folder is one folder, whatever the id."""
-    (checkout / "own_tasks.py").write_text("import gymnasium\nfrom conftest import Counter\ngymnasium.register('own/Counter-v0', Counter, max_episode_steps=5)\n")
+    (checkout / "own_tasks.py").write_text(
+        "import gymnasium\nfrom conftest import Counter\ngymnasium.register('own/Counter-v0', Counter, max_episode_steps=5)\n"
+    )
     monkeypatch.syspath_prepend(checkout)
     env_id, path = "own_tasks:own/Counter-v0", checkout / "own.npz"
     save(path, record(make_env(env_id), lambda observation: np.float32([0.8 if observation[1] < 0.5 else 0.0]), 5, "a test"))
@@ -1237,7 +1239,10 @@ REFUSED = {
     "penalty": (["--gradient-penalty", "-10"], "--gradient-penalty is -10.0: give at least 0"),
     "temperature": (["--init-temperature", "0"], "--init-temperature is 0.0: give a number above 0"),
     "learns too late": (["--learning-starts", "600"], "--learning-starts is 600, and the run ends before the policy may learn: give fewer"),
-    "learns at a rate of 0": (["--learning-starts", "600", "--total-timesteps", "608"], "--learning-starts is 600, and the run ends before the policy may learn"),
+    "learns at a rate of 0": (
+        ["--learning-starts", "600", "--total-timesteps", "608"],
+        "--learning-starts is 600, and the run ends before the policy may learn",
+    ),
     "no such demonstrations": (["--demos", "nowhere.npz"], "nowhere.npz: no such file"),
     "too few demonstrations": (["--n-demos", "5"], "holds 5 demonstrations, of which --n-demos 5 and --n-validation-demos 2 take 7"),
     "demonstrations of another task": (["--env-id", "Walker2DBulletEnv-v0"], "was made in HopperBulletEnv-v0"),

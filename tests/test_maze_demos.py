@@ -10,11 +10,11 @@ import torch
 
 mujoco = pytest.importorskip("mujoco", reason='needs pip install "mujoco>=3.1.6,<4" imageio')
 h5py = pytest.importorskip("h5py", reason="needs pip install h5py")
-from utils import make_maze_demos as module  # noqa: E402
-from utils.demos import check_replay, load  # noqa: E402
-from utils.envs import make_env  # noqa: E402
-from utils.make_maze_demos import ANKLE_SIGNS, Args, Walk, from_walk_frame, push, record, rotation, shortest_path, to_walk_frame, waypoint  # noqa: E402
-from utils.mazes import LAYOUTS, AntMaze, find  # noqa: E402
+from utils import make_maze_demos as module
+from utils.demos import check_replay, load
+from utils.envs import make_env
+from utils.make_maze_demos import ANKLE_SIGNS, Args, Walk, from_walk_frame, push, record, rotation, shortest_path, to_walk_frame, waypoint
+from utils.mazes import LAYOUTS, AntMaze, find
 
 POINT = "PointMaze_Large-v0"
 ARGS = Args(total_timesteps=120, eval_every=40, episode_length=15, learning_starts=20, train_freq=10, gradient_steps=2, batch_size=8)

@@ -13,7 +13,7 @@ import pytest
 from utils.envs import MAZE_ENVS, get_state, make_env, set_state
 
 mujoco = pytest.importorskip("mujoco", reason='needs pip install "mujoco>=3.1.6,<4" imageio')
-from utils.mazes import CELL, LAYOUTS, AntMaze, cell_centre, cell_of, find  # noqa: E402
+from utils.mazes import CELL, LAYOUTS, AntMaze, cell_centre, cell_of, find
 
 ROOT = Path(__file__).resolve().parents[1]
 ANT, POINT = "antmaze-large-play-v2", "PointMaze_Large-v0"

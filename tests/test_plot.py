@@ -22,7 +22,10 @@ def make_run(runs, exp_name, seed, returns, final=0.0, selected=None, random=-10
         rows += [(0, i * 10000 - 5000, 1.0, ""), (0, i * 10000, seconds, value)]
     (folder / "metrics.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
     scores = {"final": final, "selected": final if selected is None else selected} | ({} if mixture is None else {"mixture": mixture})
-    scores = {name: {"timesteps": 1, "return": value, "return_std": 9.0, "length": 1.0, "episodes": changes.get("final_eval_episodes", 10)} for name, value in scores.items()}
+    scores = {
+        name: {"timesteps": 1, "return": value, "return_std": 9.0, "length": 1.0, "episodes": changes.get("final_eval_episodes", 10)}
+        for name, value in scores.items()
+    }
     scores["references"] = {"expert (p_tremble 0.1)": expert, "random policy": random}
     if finished:
         (folder / "scores.json").write_text(json.dumps(scores))

@@ -19,7 +19,9 @@ from algos import filter_br
 from utils.envs import evaluate, make_env
 
 READMES = [ROOT / "README.md", ROOT / "runs" / "results" / "README.md"]
-COMMANDS = sorted({line.split("  #")[0].strip() for path in READMES for line in re.findall(r"^ {4,}python ((?:algos|utils)/\w+\.py.*)$", path.read_text(), re.M)})
+COMMANDS = sorted(
+    {line.split("  #")[0].strip() for path in READMES for line in re.findall(r"^ {4,}python ((?:algos|utils)/\w+\.py.*)$", path.read_text(), re.M)}
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -47,7 +49,9 @@ def test_another_package_of_the_name_utils_is_not_taken_for_ours(script, tmp_pat
     for name in ("utils", "algos"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
-    shown = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(
+        [sys.executable, script, "--help"], cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
     assert shown.returncode == 0 and "usage: " in shown.stdout.lower(), shown.stderr
 
 

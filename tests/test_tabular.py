@@ -11,9 +11,35 @@ import numpy as np
 import pytest
 
 from algos import tabular
-from algos.tabular import DOWN, ESTIMATORS, MDP, STAY, UP, Args, Tree, best_response, dante_payoffs, enough, estimate, ftrl, gap, growth, irl
-from algos.tabular import make_cliff, make_dante, mmdp, mmdp_dual, mmdp_payoff, nrmm, nrmm_dual, q_values, random_argmax, roll_out, training_error
-from algos.tabular import variance_settings
+from algos.tabular import (
+    DOWN,
+    ESTIMATORS,
+    MDP,
+    STAY,
+    UP,
+    Args,
+    Tree,
+    best_response,
+    dante_payoffs,
+    enough,
+    estimate,
+    ftrl,
+    gap,
+    growth,
+    irl,
+    make_cliff,
+    make_dante,
+    mmdp,
+    mmdp_dual,
+    mmdp_payoff,
+    nrmm,
+    nrmm_dual,
+    q_values,
+    random_argmax,
+    roll_out,
+    training_error,
+    variance_settings,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 

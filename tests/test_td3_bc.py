@@ -254,7 +254,6 @@ def test_critic_warms_up_alone():
         assert moved == [True, i % 2 == 0, i in (6, 8), i in (6, 8)] and ("actor_loss" in logs) == (i in (6, 8))
 
 
-
 def test_half_of_the_batches_are_the_demonstrations(monkeypatch):
     """Each of them whole, with as many rows as the learner's, any of the demonstrations' rows; in no order, for the critic and the policy alike."""
     td3, rows, cloned = make_td3(n_expert=20), [], []

@@ -39,8 +39,8 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from utils.demos import load_split  # noqa: E402
-from utils.envs import make_env, set_state  # noqa: E402
+from utils.demos import load_split
+from utils.envs import make_env, set_state
 
 REST, ROLLOUTS, EVALUATION, FILES, RELABEL = "rest of the loop", "roll-outs for f", "evaluation", "logs, checkpoint", "labels of a new f"
 POLICY_PLAYER = ("update", "act", "env step", "resets", "labels", REST)  # parts that every interaction pays for; each of the others comes once an iteration

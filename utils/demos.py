@@ -46,8 +46,8 @@ import gymnasium as gym
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from utils import d4rl  # noqa: E402
-from utils.envs import MAZE_ENVS, get_state, make_env, set_state  # noqa: E402
+from utils import d4rl
+from utils.envs import MAZE_ENVS, get_state, make_env, set_state
 
 # On the machine that recorded it, a restored step gives the recorded numbers to the bit. Another CPU or build may round differently: up to this
 # error, relative to max(1, |recorded|), which is the last digit or two of a float32, a file is accepted with a warning.
@@ -156,7 +156,9 @@ class Demos:
         """Raises DemosError where there are no states. `flag` is what asks for them, such as "--alpha 0.5"."""
         if self.states is None:
             sentence = f"has no simulator states, and {flag} resets the simulator to them (observations leave out much of what decides the future)"
-            raise DemosError(source, f"{sentence}: use algos/mm_gail_ipm.py (FILTER with alpha 0) or algos/bc.py, which work without resets, or record with utils/demos.py")
+            raise DemosError(
+                source, f"{sentence}: use algos/mm_gail_ipm.py (FILTER with alpha 0) or algos/bc.py, which work without resets, or record with utils/demos.py"
+            )
 
 
 def installed_versions():
@@ -555,7 +557,9 @@ def main():
     verify_parser = commands.add_parser("verify", help="restore every state, apply the recorded action, print the greatest error and where")
     verify_parser.add_argument("file")
     verify_parser.add_argument("--env-id", default="", help="MODULE:ID of a task of your own, which MODULE registers as ID (default: the file's)")
-    verify_parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="greatest accepted error, relative to max(1, |recorded|), of states that are exact")
+    verify_parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, help="greatest accepted error, relative to max(1, |recorded|), of states that are exact"
+    )
     args = parser.parse_args()
     try:
         inspect(args.file) if args.command == "inspect" else verify(args.file, args.tolerance, args.env_id)

@@ -27,11 +27,11 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from algos.filter_br import SAC, Actor, ReplayBuffer, describe_run, deterministic, sampler, save_atomically, write_atomically  # noqa: E402
-from utils.d4rl import write_demos  # noqa: E402
-from utils.demos import installed_versions, load  # noqa: E402
-from utils.envs import MAZE_ENVS, make_env, set_state  # noqa: E402
-from utils.mazes import AntMaze, cell_centre, cell_of  # noqa: E402
+from algos.filter_br import SAC, Actor, ReplayBuffer, describe_run, deterministic, sampler, save_atomically, write_atomically
+from utils.d4rl import write_demos
+from utils.demos import installed_versions, load
+from utils.envs import MAZE_ENVS, make_env, set_state
+from utils.mazes import AntMaze, cell_centre, cell_of
 
 NOT_OF_THE_WALKER = ("env_id", "out", "record", "n_demos", "horizon", "noise")  # arguments that may change between training and recording
 

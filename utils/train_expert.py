@@ -26,9 +26,9 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from algos.filter_br import describe_run, save_atomically, write_atomically  # noqa: E402
-from utils.demos import load, record, save  # noqa: E402
-from utils.envs import make_env, roll_out  # noqa: E402
+from algos.filter_br import describe_run, save_atomically, write_atomically
+from utils.demos import load, record, save
+from utils.envs import make_env, roll_out
 
 
 @dataclass
