@@ -418,6 +418,41 @@ def test_rollouts_by_value():
         rollouts.add(episodes[:1])
 
 
+# Of resets, warm-up and the random policy; and the trembling of training, roll-outs, the random policy, an evaluation and the scores at the end.
+N_NUMPY_STREAMS = {"mm_gail_ipm": 7, "filter_br": 8, "filter_nr": 8, "nrmm_dual": 8 + 2 + 3}  # MM has no resets; the mixture's episodes have one each
+
+
+@modules(*N_NUMPY_STREAMS)
+def test_random_streams_are_different_ones(script, tiny, tmp_path, monkeypatch):
+    """Generators of the same seed would give weights, policy, reward player and all the rest the same random numbers."""
+    module, seeds, states, rngs = importlib.import_module(f"algos.{script}"), {}, [], []
+    update_reward, random_action = module.update_reward, ResettableEnv.random_action
+
+    class SpySAC(module.SAC):
+        def __init__(self, *arguments):
+            seeds["weights"], seeds["policy"] = torch.initial_seed(), arguments[-1].initial_seed()
+            super().__init__(*arguments)
+
+    def spy_update_reward(*arguments):
+        seeds["reward"] = arguments[-1].initial_seed()
+        return update_reward(*arguments)
+
+    def first_state(rng):
+        if not any(rng is known for known in rngs):
+            rngs.append(rng)
+            states.append(str(rng.bit_generator.state))
+
+    monkeypatch.setattr(module, "SAC", SpySAC)
+    monkeypatch.setattr(module, "update_reward", spy_update_reward)
+    monkeypatch.setattr(ResettableEnv, "random_action", lambda env, rng: first_state(rng) or random_action(env, rng))
+    if hasattr(module, "start_episode"):
+        start_episode = module.start_episode
+        monkeypatch.setattr(module, "start_episode", lambda *arguments: first_state(arguments[-1]) or start_episode(*arguments))
+    run(tiny(module=module, total_timesteps=64, iteration_timesteps=64, p_tremble=1.0), tmp_path / "run")
+    assert len(set(seeds.values())) == len(seeds) == 3
+    assert len(set(states)) == len(states) == N_NUMPY_STREAMS[script]
+
+
 @modules("filter_nr", "mm_gail_ipm")
 def test_reward_player_sees_all_rollouts_once(script, tiny, tmp_path, monkeypatch):
     """At each update exactly the roll-outs of all policies so far, by value and at the same address; its weights are mean lengths over the horizon."""

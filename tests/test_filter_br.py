@@ -904,25 +904,6 @@ def test_what_training_depends_on(change, hopper_run, tiny, tmp_path, monkeypatc
         assert selected["step"] == other["step"] and same(selected["actor"], other["actor"])
 
 
-def test_random_streams_are_different_ones(tiny, tmp_path, monkeypatch):
-    """Generators of the same seed would give weights, policy and reward player the same random numbers."""
-    states = [generator(1).get_state()]  # torch.manual_seed(1), for the initial weights
-
-    class SpySAC(SAC):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            states.append(self.rng.get_state())
-
-    def spy_update_reward(*arguments):
-        states.append(arguments[-1].get_state())
-        return update_reward(*arguments)
-
-    monkeypatch.setattr(filter_br, "SAC", SpySAC)
-    monkeypatch.setattr(filter_br, "update_reward", spy_update_reward)
-    run(tiny(total_timesteps=64, iteration_timesteps=64), tmp_path / "run")
-    assert len(states) == 3 and len({state.numpy().tobytes() for state in states}) == 3
-
-
 def test_truncation_is_never_stored_as_termination(tiny, tmp_path):
     """Every row of the buffer, by its numbers: the count goes up by one within a row, the mask is the fall and not the horizon, and no row joins two
     episodes."""
