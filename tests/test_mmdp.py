@@ -105,6 +105,8 @@ def test_tree():
             rewards.append(reward)
         assert rewards[:2] == [0, 0]
         paying += [list(path)] if rewards[2] == 1 else []
+        leaf, task = observation[None], env.unwrapped
+        assert task.move(leaf, np.array([1])).tolist() == leaf.tolist() and task.reward(leaf, np.array([1])) == 0  # a leaf stays what it is
     assert paying == [env.unwrapped.expert_actions.tolist()]
     assert len({tuple(make_env("Tree-v0", horizon=12, expert_seed=seed).unwrapped.expert_actions) for seed in range(5)}) == 5
 
