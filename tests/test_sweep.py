@@ -298,6 +298,18 @@ def test_a_run_is_known_by_all_its_arguments(here):
     assert module.find(run) == ("finished", done)
 
 
+def test_a_run_has_one_thread_and_a_session_of_its_own(here, monkeypatch):
+    """Whatever the sweep's own environment says; and a terminal's Ctrl-C reaches the sweep alone."""
+    started = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setattr(module.subprocess, "Popen", lambda words, **options: started.append((words, options)))
+    (run,) = module.plan(sweep_args(), [])
+    module.begin(run)
+    ((words, options),) = started
+    assert words[2:] == run.flags and "--torch-threads 1" in " ".join(words) and options["start_new_session"]
+    assert {options["env"][name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"1"}
+
+
 def test_a_run_that_another_process_is_at_is_not_started_twice(here, monkeypatch):
     """One that was started by hand, before its first checkpoint and after it. With the process its hold ends, and the run is resumed."""
     (run,) = module.plan(sweep_args(), [])
