@@ -2,8 +2,8 @@
 
 Swamy, Choudhury, Bagnell and Wu, "Inverse Reinforcement Learning without Reinforcement Learning" (ICML 2023): Algorithm 6, "NRMM: Dual", with NRPI inside.
 Read `train` at the end first: it is the algorithm. Differs from filter_nr.py in what a move of the policy player is: all its episodes start from an
-expert state, with a uniformly random first action; of its policies in an outer iteration the best under the present reward, shift included, is kept
-(and no other enters the mixture); and what is returned is the uniform mixture of those kept, which draws one of them an episode.
+expert state (with --alpha 1, the default), with a uniformly random first action; of its policies in an outer iteration the best under the present reward,
+shift included, is kept (and no other enters the mixture); and what is returned is the uniform mixture of those kept, which draws one of them an episode.
 
 Departures: SAC improves the policy on the whole suffix (the paper's own footnote on practice), instead of solving a cost-sensitive classification of first
 actions (algos/tabular.py does that, exactly, on small MDPs); it goes on from the last policy and its buffer, whose rewards are recomputed; the best policy is
@@ -90,6 +90,8 @@ class Args:
     # The game
     iteration_timesteps: int = 5000
     """interactions of an outer iteration"""
+    alpha: float = 1.0
+    """probability that an episode starts from an expert state: 1 is the paper's NRMM; less, as in FILTER, starts some from the environment's own"""
     inner_iterations: int = 2
     """policies tried in an outer iteration, of which the best under the present reward is kept"""
 
@@ -627,14 +629,16 @@ def label(buffer, f, shift):
 # ================================================================================================================================= expert resets
 
 
-def start_episode(env, demos, rng):
-    """Put `env` into an expert's state: a demonstration, then one of its steps, both uniformly. Returns the observation.
+def start_episode(env, demos, alpha, rng):
+    """With probability alpha put `env` into an expert's state (a demonstration, then one of its steps, both uniformly), else into one of its own start states.
 
-    A reset takes no simulation step; the episode has the rest of the horizon left.
+    Returns the observation and whether it was an expert reset. A reset takes no simulation step; the episode has the rest of the horizon left.
     """
+    if rng.random() >= alpha:
+        return env.reset()[0], False
     episode = rng.integers(demos.n_episodes)
     row = rng.integers(demos.episode_starts[episode], demos.episode_starts[episode + 1])
-    return set_state(env, demos.states[row])
+    return set_state(env, demos.states[row]), True
 
 
 # =============================================================================================================== acting, evaluation and selection
@@ -849,7 +853,8 @@ def check_args(args):
         if not hasattr(env.action_space, "high"):
             raise SystemExit(f"--env-id {args.env_id} has discrete actions, and this script needs continuous ones: choose another task")
         demos, _, _ = load_split(args.demos, env, args.n_demos, args.n_validation_demos, make_env(args.env_id, p_tremble=args.p_tremble))
-        demos.need_states(args.demos or args.env_id, "NRMM")
+        if args.alpha > 0:
+            demos.need_states(args.demos or args.env_id, f"--alpha {args.alpha}")
     except ValueError as error:  # of the environment or of the demonstrations
         raise SystemExit(str(error)) from None
     if args.capture_video:
@@ -933,14 +938,16 @@ def train(args, folder):
             agent.expert_buffer.n_labelled = 0
             label(agent.expert_buffer, f, shift)
 
-        # ---- Policy player: NRPI. Every episode starts from an expert state with a random action; of the policies tried, the best under f is kept.
-        n_steps, n_episodes, best_value, policy_logs = min(args.iteration_timesteps, args.total_timesteps - counts["timesteps"]), 0, -math.inf, {}
+        # ---- Policy player: NRPI. Episodes start from an expert state (with probability alpha) and a random action; the best policy under f is kept.
+        n_steps, best_value = min(args.iteration_timesteps, args.total_timesteps - counts["timesteps"]), -math.inf
+        n_episodes, n_expert_resets, policy_logs = 0, 0, {}
         for inner in range(args.inner_iterations):
             act, done = sampler(agent.actor, acting_rng, args.train_freq), True
             for _ in range(n_steps * (inner + 1) // args.inner_iterations - n_steps * inner // args.inner_iterations):
                 warming_up = counts["timesteps"] < args.learning_starts
                 if done:
-                    observation, n_episodes = start_episode(env, demos, reset_rng), n_episodes + 1
+                    observation, is_expert_reset = start_episode(env, demos, args.alpha, reset_rng)
+                    n_episodes, n_expert_resets = n_episodes + 1, n_expert_resets + is_expert_reset
                 action = env.random_action(warmup_rng) if done or warming_up else act(observation)
                 next_observation, _, terminated, truncated, _ = env.step(action)  # the true reward is not looked at
                 buffer.add(observation, action, next_observation, terminated)
@@ -982,7 +989,7 @@ def train(args, folder):
             | {f"disc/{name}": float(value) for name, value in reward_logs.items()}
             | {"disc/shift": shift, "disc/learner_length": learner_weight * env.horizon}
             | {f"losses/{name}": float(policy_logs.get(name, math.nan)) for name in ("critic_loss", "actor_loss", "q", "entropy", "temperature")}
-            | {"resets/episodes": n_episodes}
+            | {"resets/alpha": args.alpha, "resets/episodes": n_episodes, "resets/expert_fraction": n_expert_resets / n_episodes}
         )
         saved = {"counts": counts, "references": references, "mixture": mixture}
         save_atomically(checkpoint, {name: part.state_dict() for name, part in parts.items()} | saved)

@@ -55,15 +55,14 @@ OWN = {
     "Actor": (("bc",), "BC has no use for a distribution"),
     "DEFAULTS": (("bc",), "BC has few of these flags"),
     "X_AXIS": (("bc",), "BC has no interactions to count"),
-    "start_episode": (("nrmm_dual",), "every episode starts from an expert state"),
 }
 # Lines of a definition, by a part of them, that may differ, and why. All its other lines are the same.
 OWN_LINES = {
-    "check_args": ("load_split(", "need_states(", "if args.anneal_alpha", "who resets to expert states needs them recorded"),
+    "check_args": ("load_split(", "need_states(", "args.alpha > 0", "who resets to expert states needs them recorded"),
     "DEFAULTS": ('"alpha"', "not everybody resets to expert states with a probability"),
 }
 # Arguments likewise.
-OWN_FIELDS = {"n_rollouts": (("nrmm_dual",), "of each policy tried, not of the current one")}
+OWN_FIELDS = {"n_rollouts": (("nrmm_dual",), "of each policy tried, not of the current one"), "alpha": (("nrmm_dual",), "NRMM is alpha 1, on every task")}
 
 METRICS = ["charts/timesteps", "charts/gradient_steps", "charts/all_timesteps", "charts/seconds"]
 METRICS += ["eval/return", "eval/return_std", "eval/length", "eval/validation_error"]
@@ -514,8 +513,9 @@ def test_mm_never_resets_to_an_expert_state(stateless, tiny, tmp_path, monkeypat
 @modules("filter_nr", "nrmm_dual")
 def test_states_are_asked_for_where_they_are_needed(script, stateless, tiny):
     module = importlib.import_module(f"algos.{script}")
-    with pytest.raises(SystemExit, match="has no simulator states, and " + ("NRMM" if script == "nrmm_dual" else "--alpha 0.5")):
+    with pytest.raises(SystemExit, match="has no simulator states, and --alpha " + ("1.0" if script == "nrmm_dual" else "0.5")):
         module.check_args(tiny(module=module, demos=stateless))
+    module.check_args(tiny(module=module, demos=stateless, alpha=0.0))
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------- NRMM, dual
@@ -554,6 +554,24 @@ def test_nrmm_starts_from_expert_states_with_random_actions(tiny, tmp_path, monk
     np.testing.assert_array_equal(action[at_random], np.concatenate(random_actions))
     firsts = action[starts & (np.arange(600) >= 64)]
     assert uniformity(firsts) < 1.95 < uniformity(action[~at_random]) and len(firsts) > 100
+
+
+def test_nrmm_with_alpha_below_1(tiny, tmp_path, monkeypatch, demo_files):
+    """Some episodes start where the environment does, by a random action as well; as many as alpha says, and as the metrics say."""
+    monkeypatch.setattr(nrmm_dual, "evaluate", constant_evaluation)
+    args = tiny(module=nrmm_dual, alpha=0.25, buffer_size=1000, p_tremble=0.0, inner_iterations=3, gsde=True, gradient_steps=1)
+    count, x, action, count_next, _, terminated, _ = run(args, tmp_path / "run")["buffer"]["rows"].numpy().T
+    starts = np.r_[True, (count_next == HORIZON) | (terminated == 1)][:-1]
+    for i in (0, 200, 400):
+        starts[[i, i + 66, i + 133]] = True
+    expert = set(map(tuple, load(demo_files["Counter-v0"], make_env("Counter-v0")).subset(range(3)).observations))
+    own = np.array([(c, p) not in expert for c, p in zip(count[starts], x[starts], strict=True)])
+    assert (count[starts][own] == 0).all() and (np.abs(x[starts][own]) < 0.5).all()
+    assert own.mean() == pytest.approx(0.75, abs=4 * math.sqrt(0.25 * 0.75 / len(own))) and len(own) > 60
+    assert column(tmp_path / "run", "resets/alpha").tolist() == [0.25] * 3
+    n_expert = column(tmp_path / "run", "resets/expert_fraction") * column(tmp_path / "run", "resets/episodes")
+    assert n_expert.sum() == pytest.approx((~own).sum())
+    assert uniformity(action[starts][own]) < 1.95
 
 
 def test_nrmm_keeps_the_best_policy_of_each_iteration(tiny, tmp_path, monkeypatch):
