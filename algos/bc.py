@@ -52,7 +52,7 @@ class Args:
     n_validation_demos: int = 5
     """demonstrations to select the returned policy by, the last ones in the file"""
     p_tremble: float | None = None
-    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation (0.1; mazes 0)"""
+    """probability that the environment executes a uniformly random action instead of the policy's, in evaluation (0.1; mazes 0)"""
     total_gradient_steps: int = 100_000
     """gradient steps of the whole run"""
     eval_every: int = 5
@@ -64,7 +64,7 @@ class Args:
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
     device: Literal["cpu", "cuda"] = "cpu"
-    """where networks, replay buffer and batches are; environment and acting stay on the CPU"""
+    """where the network and its batches are; environment and acting stay on the CPU"""
     torch_threads: int = 1
     """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
@@ -437,7 +437,10 @@ def main():
     torch.set_num_threads(args.torch_threads)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if mode == "eval":
-        report(args, folder)
+        try:
+            report(args, folder)
+        except ValueError as error:  # of the environment
+            raise SystemExit(str(error)) from None
         return
     if mode == "train":
         if args.demos and Path(args.demos).exists():
@@ -446,6 +449,9 @@ def main():
         write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
     try:
         with hold(folder):
+            if mode == "resume" and (versions := describe_run(args)["versions"]) != saved["versions"]:
+                saved.setdefault("resumed_with", []).append(versions)
+                write_atomically(folder / "args.json", json.dumps(saved, indent=2))
             train(args, folder)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted; to go on: python {sys.argv[0]} --resume {folder}") from None

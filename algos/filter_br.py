@@ -992,7 +992,10 @@ def main():
     torch.set_num_threads(args.torch_threads)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if mode == "eval":
-        report(args, folder)
+        try:
+            report(args, folder)
+        except ValueError as error:  # of the environment
+            raise SystemExit(str(error)) from None
         return
     if mode == "train":
         if args.demos and Path(args.demos).exists():
@@ -1001,6 +1004,9 @@ def main():
         write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
     try:
         with hold(folder):
+            if mode == "resume" and (versions := describe_run(args)["versions"]) != saved["versions"]:
+                saved.setdefault("resumed_with", []).append(versions)
+                write_atomically(folder / "args.json", json.dumps(saved, indent=2))
             train(args, folder)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted; to go on: python {sys.argv[0]} --resume {folder}") from None

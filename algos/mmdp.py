@@ -72,7 +72,7 @@ class Args:
     eval: str = ""
     """folder of a run whose saved policies are scored; nothing is trained"""
     table: Literal["", "discrete", "continuous"] = ""
-    """run classic control on 10 seeds, print its table and draw it, into runs/results/theory; again: goes on where it stood"""
+    """run classic control on 10 seeds (continuous: 5), print its table and draw it, into runs/results/theory; again: goes on where it stood"""
 
     # Small MDPs
     n_actions: int = 2
@@ -563,6 +563,20 @@ def write_atomically(path, text):
     os.replace(temporary, path)
 
 
+def hold(folder):
+    """An open file, whose lock keeps other processes from this run until it is closed or this process ends, in whatever way."""
+    file = open(folder / "lock", "w")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise SystemExit(f"another process is at {folder}: wait for its end, or stop it") from None
+    except (ImportError, OSError):
+        pass  # Windows, or a file system without locks
+    return file
+
+
 def describe_run(args):
     """Everything needed to run this again: the arguments, and what they ran on."""
     try:
@@ -575,7 +589,7 @@ def describe_run(args):
 
 
 class Log:
-    """One row an outer iteration, to metrics.csv and TensorBoard. The first `n_kept` rows of an earlier start are kept, later ones are written again."""
+    """One row a timestep, to metrics.csv and TensorBoard. The first `n_kept` rows of an earlier start are kept, later ones are written again."""
 
     def __init__(self, folder, n_kept):
         self.path = folder / "metrics.csv"
@@ -613,7 +627,7 @@ def check_args(args):
         raise SystemExit("--learning-rate and --regularization must be above 0")
     for field in fields(args):
         least = {"seed": 0, "bc_steps": 0, "policy_steps": 0, "n_bins": 2}.get(field.name, 1)
-        if field.type in (int, "int") and getattr(args, field.name) < least:
+        if field.type is int and getattr(args, field.name) < least:
             raise SystemExit(f"--{field.name.replace('_', '-')} is {getattr(args, field.name)}: give at least {least}")
     if args.env_id == "Tree-v0" and args.n_actions**args.horizon > 2**14:
         raise SystemExit(f"--horizon {args.horizon}: the tree's reward class has n_actions^T members and 2^14 is the most here: see algos/tabular.py for more")
@@ -786,9 +800,8 @@ def table(args):
     settings, n_seeds = SETTINGS[args.table], N_SEEDS[args.table]
     for env_id, T, p_tremble, _ in settings:
         check_args(replace(args, table="", env_id=env_id, horizon=T, p_tremble=p_tremble))
-    made = describe_run(args)
-    lines = [f"python algos/mmdp.py {' '.join(sys.argv[1:])}, commit {made['versions']['commit']}, {made['machine']}"]
-    lines += [f"J: median [2.5 %, 97.5 %] of {n_seeds} seeds, of {args.eval_episodes} episodes each, and the least"]
+    commits = set()
+    lines = [f"J: median [2.5 %, 97.5 %] of {n_seeds} seeds, of {args.eval_episodes} episodes each, and the least"]
     figure, axes = plt.subplots(1, len(settings), figsize=(4.2 * len(settings), 4), layout="constrained")
     for ax, (env_id, T, p_tremble, variants) in zip(axes, settings):
         columns = {}
@@ -796,11 +809,11 @@ def table(args):
             for seed in range(1, n_seeds + 1):
                 run = replace(args, table="", env_id=env_id, horizon=T, p_tremble=p_tremble, seed=seed, **VARIANTS[variant])
                 folder = ROOT / "runs" / "mmdp_table" / f"{env_id}__{variant}__{p_tremble:g}__{seed}"
-                if not (folder / "args.json").exists():
-                    start_folder(run, folder)
-                elif saved_args(folder) != run:
+                if (folder / "args.json").exists() and saved_args(folder) != run:
                     raise SystemExit(f"{folder} holds a run with other arguments: move it away")
-                scores = report(run, folder) if (folder / "policy.pt").exists() else train(run, folder)
+                scores = report(run, folder) if (folder / "policy.pt").exists() else start(run, folder)
+                made = json.loads((folder / "args.json").read_text())
+                commits |= {versions["commit"] for versions in (made["versions"], *made.get("resumed_with", []))}
                 for name, J in scores.items():
                     columns.setdefault(f"MMDP {variant}" if name == "MMDP" else name, {})[seed] = J
         title = f"{env_id}, T = {T}, p_tremble {p_tremble:g}"
@@ -815,6 +828,7 @@ def table(args):
         ax.set(title=title.replace(", T", "\nT"), ylabel="J", xticks=range(len(columns)), xticklabels=[name.replace(" ", "\n") for name in columns])
         if args.table == "continuous":
             lines += cost_of_bins(replace(args, env_id=env_id, horizon=T, p_tremble=p_tremble))
+    lines.insert(0, f"python algos/mmdp.py {' '.join(sys.argv[1:])}, commit {', '.join(sorted(commits))}, {describe_run(args)['machine']}")
     print("\n".join(lines))
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(out.with_suffix(".png"), dpi=120)
@@ -831,10 +845,16 @@ def saved_args(folder):
     return Args(**{field.name: saved[field.name] for field in fields(Args)})
 
 
-def start_folder(args, folder):
-    """The folder of a run with its args.json."""
+def start(args, folder):
+    """Train in `folder`, new or begun: under its lock, and with args.json in it, to which a later start adds its versions where they are others."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
+    with hold(folder):
+        path, made = folder / "args.json", describe_run(args)
+        if path.exists():
+            saved, versions = json.loads(path.read_text()), made["versions"]
+            made = saved | ({} if versions == saved["versions"] else {"resumed_with": [*saved.get("resumed_with", []), versions]})
+        write_atomically(path, json.dumps(made, indent=2))
+        return train(args, folder)
 
 
 def main():
@@ -854,16 +874,13 @@ def main():
     torch.set_num_threads(args.torch_threads)
     if mode == "eval":
         return report(args, folder)
-    if args.table:
-        return table(args)
-    if mode == "train":
-        if args.demos and Path(args.demos).exists():
-            args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
-        start_folder(args, folder)
+    if args.demos and Path(args.demos).exists():
+        args.demos = str(Path(args.demos).resolve())  # a run may be resumed from another folder
     try:
-        train(args, folder)
+        table(args) if args.table else start(args, folder)
     except KeyboardInterrupt:
-        raise SystemExit(f"interrupted; to go on: python {sys.argv[0]} --resume {folder}") from None
+        again = " ".join(sys.argv) if args.table else f"{sys.argv[0]} --resume {folder}"
+        raise SystemExit(f"interrupted; to go on: python {again}") from None
 
 
 if __name__ == "__main__":

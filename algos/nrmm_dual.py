@@ -708,7 +708,7 @@ def evaluate_and_select(args, folder, actor, step, validation_error, counts):
 
 
 def evaluate_mixture(args, actors, seed, n_episodes):
-    """The same for the uniform mixture of the policies `actors` (state_dicts): every episode draws one of them."""
+    """Score the uniform mixture of the policies `actors` (state_dicts), of which every episode draws one. Returns what `evaluate` does."""
     env, rng, scores = make_env(args.env_id), np.random.default_rng(seed), []
     for episode in range(n_episodes):
         actor = load_actor(args, env, actors[rng.integers(len(actors))])
@@ -1009,7 +1009,7 @@ def load_actor(args, env, state):
 
 
 def report(args, folder):
-    """Score the selected and the final policy, on episodes that neither training nor selection has seen. Training ends with this too."""
+    """Score the selected and the final policy and the mixture, on episodes that neither training nor selection has seen. Training ends with this too."""
     env, scores = make_env(args.env_id), {}
     for name, what in (("policy.pt", "selected"), ("final_policy.pt", "final")):
         if not (folder / name).exists():
@@ -1056,7 +1056,10 @@ def main():
     torch.set_num_threads(args.torch_threads)
     torch.set_float32_matmul_precision(args.matmul_precision)
     if mode == "eval":
-        report(args, folder)
+        try:
+            report(args, folder)
+        except ValueError as error:  # of the environment
+            raise SystemExit(str(error)) from None
         return
     if mode == "train":
         if args.demos and Path(args.demos).exists():
@@ -1065,6 +1068,9 @@ def main():
         write_atomically(folder / "args.json", json.dumps(describe_run(args), indent=2))
     try:
         with hold(folder):
+            if mode == "resume" and (versions := describe_run(args)["versions"]) != saved["versions"]:
+                saved.setdefault("resumed_with", []).append(versions)
+                write_atomically(folder / "args.json", json.dumps(saved, indent=2))
             train(args, folder)
     except KeyboardInterrupt:
         raise SystemExit(f"interrupted; to go on: python {sys.argv[0]} --resume {folder}") from None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from utils import d4rl
-from utils.demos import DemosError, load, load_split, read
+from utils.demos import TOLERANCE, DemosError, load, load_split, read, verify
 from utils.envs import MAZE_ENVS, get_state, make_env, set_state
 
 h5py = pytest.importorskip("h5py", reason="needs pip install h5py")
@@ -382,6 +382,21 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing(server, tmp_path, 
     assert f"the download of {D4RL_NAME} failed (" in message
     assert message.endswith(f"fetch {d4rl.ADDRESS}{D4RL_NAME} by hand and put it at {tmp_path / 'cache' / D4RL_NAME}")
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_verify_a_file_that_does_not_say_its_task(tmp_path, capsys):
+    """It is the task that is named, as in training."""
+    with h5py.File(tmp_path / "mine.hdf5", "w") as mine, h5py.File(ROOT / "utils" / "data" / "PointMaze_Large-v0.hdf5") as shipped:
+        end = int(np.flatnonzero(shipped["terminals"][:])[0]) + 1
+        for name, array in shipped.items():
+            if name != "infos":
+                mine[name] = array[:end]
+        for name, array in shipped["infos"].items():
+            mine[f"infos/{name}"] = array[:end]
+    with pytest.raises(ValueError, match="unknown"):
+        verify(str(tmp_path / "mine.hdf5"), TOLERANCE)
+    verify(str(tmp_path / "mine.hdf5"), TOLERANCE, "PointMaze_Large-v0")
+    assert "steps replayed" in capsys.readouterr().out
 
 
 def test_files_of_unknown_checksum_are_used_but_not_fetched(server, tmp_path):

@@ -386,6 +386,17 @@ def test_float_actions_of_a_discrete_task_are_refused():
         module.check_fits(synthetic((3,)), env, "demos.npz")
 
 
+def test_actions_at_bounds_that_float32_does_not_hold():
+    """The greatest action of a float64 task is 0.1, and is stored as the float32 above it; the next one is too much."""
+    env = make_env("MountainCarContinuous-v0")
+    env.action_space = gym.spaces.Box(-0.1, 0.1, (1,), np.float64)
+    demos = record(env, lambda observation: np.array([0.1]), 1, "a test")
+    assert demos.actions.max() == np.float32(0.1) and float(demos.actions.max()) > 0.1
+    demos.actions[3] = np.nextafter(np.float32(0.1), np.float32(1))
+    with pytest.raises(DemosError, match="actions has 0.1 in row 3 "):
+        module.check_fits(demos, env, "demos.npz")
+
+
 def test_a_step_that_the_environment_does_not_repeat_is_refused_with_its_row(tmp_path, env, hopper):
     states = hopper.states.copy()
     states[33, 16] += 1e-3  # the velocity of the hopper's first slide
@@ -517,6 +528,7 @@ def test_verify_prints_the_greatest_error_and_fails_above_the_tolerance(tmp_path
 def test_the_commands_refuse_in_one_sentence(tmp_path, hopper):
     result = command("verify", write(tmp_path / "foreign.npz", hopper, states=None))
     assert result.returncode == 1 and "foreign.npz: has no simulator states" in result.stderr and "Traceback" not in result.stderr
+    assert result.stderr.strip().endswith(": record with utils/demos.py")  # no script makes up for it here
     result = command("inspect", tmp_path / "nothing.npz")
     assert result.returncode == 1 and "nothing.npz: no such file" in result.stderr and "Traceback" not in result.stderr
 

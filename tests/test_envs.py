@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from utils.envs import BULLET_ENVS, CLASSIC_ENVS, MUJOCO_ENVS, SMALL_MDPS, MujocoState, get_state, make_env, set_state
+from utils.envs import BULLET_ENVS, CLASSIC_ENVS, MAZE_ENVS, MUJOCO_ENVS, SMALL_MDPS, MujocoState, evaluate, get_state, make_env, set_state
 
 HOPPER = "HopperBulletEnv-v0"
 ALL_ENVS = BULLET_ENVS + MUJOCO_ENVS + CLASSIC_ENVS + SMALL_MDPS
@@ -625,6 +625,16 @@ def test_a_module_of_ones_own_registers_its_task(register, tmp_path, monkeypatch
     with pytest.raises(ValueError) as error:
         make_env("own_module:Own-v1")
     one_sentence(error, "'own_module:Own-v1'", "known ids")
+    for env_id in MAZE_ENVS:
+        with pytest.raises(ValueError) as error:
+            make_env(f"utils.mazes:{env_id}")
+        one_sentence(error, f"utils.mazes:{env_id} is a task of this repository: give {env_id}, without a module")
+
+
+def test_evaluate_with_discrete_actions():
+    """Always pushing to one side: the pole falls after 8 to 10 steps, each worth 1."""
+    score = evaluate(make_env("CartPole-v1", seed=1), lambda observation: 0, 5)
+    assert 8 <= score["length"] <= 10 and score["return"] == score["length"]
 
 
 def test_a_mujoco_task_of_ones_own_can_borrow_the_wrapper(register):

@@ -62,7 +62,12 @@ OWN_LINES = {
     "DEFAULTS": ('"alpha"', "not everybody resets to expert states with a probability"),
 }
 # Arguments likewise.
-OWN_FIELDS = {"n_rollouts": (("nrmm_dual",), "of each policy tried, not of the current one"), "alpha": (("nrmm_dual",), "NRMM is alpha 1, on every task")}
+OWN_FIELDS = {
+    "n_rollouts": (("nrmm_dual",), "of each policy tried, not of the current one"),
+    "alpha": (("nrmm_dual",), "NRMM is alpha 1, on every task"),
+    "p_tremble": (("bc",), "BC trains without an environment"),
+    "device": (("bc",), "BC has no replay buffer"),
+}
 
 METRICS = ["charts/timesteps", "charts/gradient_steps", "charts/all_timesteps", "charts/seconds"]
 METRICS += ["eval/return", "eval/return_std", "eval/length", "eval/validation_error"]
@@ -356,6 +361,7 @@ def test_killed_and_resumed(script, tiny, tmp_path, checkout):
     assert not (folder / "scores.json").exists()
     resume = subprocess.run([*program, "--resume", folder], cwd=checkout, capture_output=True, text=True, timeout=300, check=False)
     assert resume.returncode == 0, resume.stderr
+    assert "resumed_with" not in json.loads((folder / "args.json").read_text())  # the versions are those that it began with
     run(args, tmp_path / "uninterrupted")
     resumed, expected = files_of(folder), files_of(tmp_path / "uninterrupted")
     assert [file for file in expected if not same(resumed[file], expected[file])] == []
@@ -371,7 +377,20 @@ def test_an_interrupt_says_how_to_go_on(script, tiny, checkout, monkeypatch):
     assert message == f"interrupted; to go on: python {checkout}/algos/{script}.py --resume {folder}" and not (folder / "scores.json").exists()
     with module.hold(folder):  # as another process would
         assert command(checkout, *message.split()[-2:], script=script) == f"another process is at {folder}: wait for its end, or stop it"
+    described = json.loads((folder / "args.json").read_text())
+    begun = described | {"versions": described["versions"] | {"commit": "an older one"}}
+    (folder / "args.json").write_text(json.dumps(begun))
     assert command(checkout, *message.split()[-2:], script=script) is None and (folder / "scores.json").exists()
+    assert json.loads((folder / "args.json").read_text()) == begun | {"resumed_with": [described["versions"]]}
+
+
+@modules(*FILES)
+def test_eval_without_the_task(script, checkout):
+    """A run of a task that is not to be had here, such as one whose package is missing: a sentence."""
+    module, folder = importlib.import_module(f"algos.{script}"), checkout / "runs" / "elsewhere"
+    folder.mkdir(parents=True)
+    (folder / "args.json").write_text(json.dumps(module.describe_run(module.Args(env_id="nowhere:Task-v0"))))
+    assert command(checkout, "--eval", folder, script=script).startswith("unknown environment 'nowhere:Task-v0' (No module named 'nowhere')")
 
 
 @modules(*(script for script in FILES if script != "filter_br"))

@@ -739,8 +739,13 @@ def test_an_interrupt_says_how_to_go_on(command, monkeypatch):
     monkeypatch.setattr(mmdp.Log, "write", write)
     folder = Path(str(exit.value).split()[-1])
     assert not (folder / "policy.pt").exists()
+    with mmdp.hold(folder), pytest.raises(SystemExit, match=f"^another process is at {folder}: wait for its end, or stop it$"):
+        command(resume=folder)
+    described = json.loads((folder / "args.json").read_text())
+    begun = described | {"versions": described["versions"] | {"commit": "an older one"}}
+    (folder / "args.json").write_text(json.dumps(begun))
     command(resume=folder)
-    assert (folder / "policy.pt").exists()
+    assert (folder / "policy.pt").exists() and json.loads((folder / "args.json").read_text()) == begun | {"resumed_with": [described["versions"]]}
 
 
 def test_table(command, tmp_path, monkeypatch, capsys):
@@ -750,6 +755,9 @@ def test_table(command, tmp_path, monkeypatch, capsys):
     flags = {"bc_steps": 5, "policy_steps": 1, "rollouts_per_timestep": 3, "eval_episodes": 4, "n_demos": 2}
     words = [str(word) for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", value)]
     monkeypatch.setattr(sys, "argv", ["mmdp.py", "--table", "discrete", *words])
+    with monkeypatch.context() as patch, pytest.raises(SystemExit, match="^interrupted; to go on: python mmdp.py --table discrete --bc-steps 5 "):
+        patch.setattr(mmdp.Log, "write", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
+        mmdp.main()
     mmdp.main()
     text = (tmp_path / "runs" / "results" / "theory" / "mmdp.txt").read_text()
     assert capsys.readouterr().out.endswith(text) and (tmp_path / "runs" / "results" / "theory" / "mmdp.png").exists()
@@ -761,6 +769,12 @@ def test_table(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mmdp, "train", None)
     mmdp.main()
     assert (tmp_path / "runs" / "results" / "theory" / "mmdp.txt").read_text() == text
+    one = tmp_path / "runs" / "mmdp_table" / "Dante-v0__paper__0.5__2" / "args.json"  # the code is that of the runs, not of whoever reads them
+    made = json.loads(one.read_text())
+    one.write_text(json.dumps(made | {"versions": made["versions"] | {"commit": "abc"}, "resumed_with": [made["versions"] | {"commit": "def"}]}))
+    mmdp.main()
+    again = (tmp_path / "runs" / "results" / "theory" / "mmdp.txt").read_text()
+    assert ", commit unknown, " in text and again == text.replace(", commit unknown, ", ", commit abc, def, unknown, ")
     sys.argv[-1] = "3"
     with pytest.raises(SystemExit, match="other arguments"):
         mmdp.main()

@@ -112,6 +112,20 @@ def test_table_by_value(runs):
     assert "- A-v0: expert (p_tremble 0.1) 100, random policy -100." in lines and "- Code: abc. Machine: here." in lines
 
 
+def test_where_an_area_begins(tmp_path):
+    """At 0, but for a clone, which is as good before its first evaluation: shares of a half, twice."""
+    for cloning_steps, expected in ((5, "0.50"), (0, "0.38")):
+        make_run(tmp_path / str(cloning_steps), "filter_br", 1, [0, 0], learner="td3_bc", cloning_steps=cloning_steps)
+        assert table_of(tmp_path / str(cloning_steps)).splitlines()[2].split(" | ")[-2] == expected
+
+
+def test_the_code_that_a_run_was_resumed_with_is_named(runs):
+    """And it makes it no other run than its seeds are."""
+    make_run(runs, "filter_br", 4, [0, 60, 80], resumed_with=[{"commit": "abd"}, {"commit": "abe"}])
+    lines = table_of(runs).splitlines()
+    assert lines[3].startswith("| A-v0 | filter_br | 4 |") and "- Code: abc, abd, abe. Machine: here." in lines
+
+
 def test_the_mixture_has_a_column_where_there_is_one(runs):
     folder = make_run(runs, "nrmm_dual", 1, [0, 0, 0], mixture=50)
     rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]

@@ -1,5 +1,6 @@
 """utils/sweep.py: it does what is missing and nothing else, whatever happened to it before. Most tests sweep a stand-in that trains for a second."""
 
+import errno
 import json
 import os
 import re
@@ -334,6 +335,16 @@ def test_a_run_that_another_process_is_at_is_not_started_twice(here, monkeypatch
     assert process.args[2:] == ["--resume", os.path.relpath(folder)]
     process.kill()
     process.wait()
+
+
+def test_a_file_system_without_locks(here, monkeypatch):
+    def flock(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    monkeypatch.setattr(module.subprocess, "Popen", lambda words, **options: words)
+    (run,) = module.plan(sweep_args(), [])
+    assert module.begin(run)[2:] == run.flags
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "3"])

@@ -156,9 +156,8 @@ class Demos:
         """Raises DemosError where there are no states. `flag` is what asks for them, such as "--alpha 0.5"."""
         if self.states is None:
             sentence = f"has no simulator states, and {flag} resets the simulator to them (observations leave out much of what decides the future)"
-            raise DemosError(
-                source, f"{sentence}: use algos/mm_gail_ipm.py (FILTER with alpha 0) or algos/bc.py, which work without resets, or record with utils/demos.py"
-            )
+            others = "use algos/mm_gail_ipm.py (FILTER with alpha 0) or algos/bc.py, which work without resets, or " if flag.startswith("--") else ""
+            raise DemosError(source, f"{sentence}: {others}record with utils/demos.py")
 
 
 def installed_versions():
@@ -460,7 +459,7 @@ def check_fits(demos, env, source):
         if in_walls.mean() > 0.01:
             fault = f"{in_walls.sum()} of {len(in_walls)} observations are inside the walls of {env_id}, the first in {demos.where(in_walls.argmax())}"
             raise DemosError(source, f"{fault}: use data of this maze, with D4RL's coordinates")
-    low, high = (space.start, space.start + space.n - 1) if discrete else (space.low, space.high)
+    low, high = (space.start, space.start + space.n - 1) if discrete else (space.low.astype(np.float32), space.high.astype(np.float32))  # as actions are
     for name in ("actions", "executed_actions"):
         values = getattr(demos, name)
         outside = (values < low) | (values > high)
@@ -542,7 +541,7 @@ def verify(source, tolerance, env_id=""):
 
     Raises DemosError above `tolerance`.
     """
-    demos = read(source)
+    demos = read(source, env_id.rpartition(":")[2])
     demos.need_states(source, "verify")
     env = make_env(env_id or demos.env_id, horizon=int(demos.lengths.max()))
     check_fits(demos, env, source)

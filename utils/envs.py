@@ -386,6 +386,8 @@ def make_env(env_id, p_tremble=0.0, seed=0, horizon=None, render_mode=None, **kw
         _require("pybullet_envs_gymnasium", env_id, "pip install pybullet-envs-gymnasium")
         import pybullet_envs_gymnasium  # noqa: F401  (registers the tasks)
     if env_id in MAZE_ENVS:
+        if module:  # the scripts know the mazes, whose defaults are others, by their ids alone
+            raise ValueError(f"{full_id} is a task of this repository: give {env_id}, without a module")
         _require("mujoco", env_id, MUJOCO_INSTALL)
         import utils.mazes  # noqa: F401  (registers the tasks)
     try:
@@ -447,7 +449,7 @@ def roll_out(env, act, n_episodes):
         pairs, total, done = [], 0.0, False
         while not done:
             action = act(observation)
-            pairs.append(np.concatenate([observation, action]))
+            pairs.append(np.append(observation, action))
             observation, reward, terminated, truncated, _ = env.step(action)
             total, done = total + reward, terminated or truncated
         episodes.append(np.array(pairs, dtype=np.float32))

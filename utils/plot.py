@@ -27,7 +27,8 @@ from scipy.stats import bootstrap, trim_mean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 LEVELS = (0.5, 0.8, 0.9)
-NOT_COMPARED = ("env_id", "seed", "resume", "eval", "capture_video", "final_eval_episodes", "device", "torch_threads", "exp_name", "versions", "machine")
+NOT_COMPARED = ("env_id", "seed", "resume", "eval", "capture_video", "final_eval_episodes", "device", "torch_threads")
+NOT_COMPARED += ("exp_name", "versions", "resumed_with", "machine")
 
 
 @dataclass
@@ -188,7 +189,7 @@ def row(task, label, group, expert, random):
         curves = [(np.array([0.0]), np.array([(run.scores["selected"]["return"] - random) / (expert - random)])) for run in group]
     reached = [[first_reaching(*curve, level) for curve in curves] for level in LEVELS]
     cells = [f"{'-' if math.isinf(np.median(each)) else thousands(np.median(each))} ({np.isfinite(each).sum()}/{len(each)})" for each in reached]
-    cloned = group[0].args.get("learner") == "td3_bc"
+    cloned = group[0].args.get("learner") == "td3_bc" and group[0].args["cloning_steps"] > 0
     areas = [area(*curve, cloned) if curve[0][-1] else curve[1][0] for curve in curves]
     minutes = np.mean([run.seconds for run in group]) / 60
     return [task, label, len(group), thousands(curves[0][0][-1]), score("final"), score("selected"), score("mixture"), *cells, f"{np.mean(areas):.2f}", f"{minutes:.1f}"]  # fmt: skip
@@ -212,14 +213,15 @@ def make_table(tasks, notes):
         header, *rows = ([*each[:6], *each[7:]] for each in (header, *rows))
     table = [" | ".join(map(str, each)) for each in (header, ["---"] * len(header), *rows)]
     runs = [run for groups in tasks.values() for group in groups.values() for run in group]
-    commits, machines = (", ".join(sorted(values)) for values in ({run.args["versions"]["commit"] for run in runs}, {run.args["machine"] for run in runs}))
+    versions = [each for run in runs for each in (run.args["versions"], *run.args.get("resumed_with", []))]
+    commits, machines = (", ".join(sorted(values)) for values in ({each["commit"] for each in versions}, {run.args["machine"] for run in runs}))
     episodes = " or ".join(map(str, sorted({run.scores["final"]["episodes"] for run in runs})))
     lines += [
         f"Returns: mean ± standard deviation over seeds of the true return on fresh episodes ({episodes} a run), and in brackets the share of the way"
         + " from random to expert.",
         "Until 50 %, 80 %, 90 %: interactions at the first evaluation that far along the way, median over seeds (infinity for one that never got there), and"
         + " in brackets how many seeds got there. Behavioural cloning uses no interactions, and is its selected policy throughout.",
-        "Area: mean over the interactions of that share, from 0 at the start (in the mazes, where a clone starts, as at the first evaluation); mean over seeds."
+        "Area: mean over the interactions of that share, from 0 at the start (where a clone starts, as at the first evaluation); mean over seeds."
         + " Minutes: wall time of a run, mean over seeds.",
         *["NRMM's curve, and all behind the column mixture, is its mixture's. Choosing its policies takes more interactions."] * ("mixture" in header),
         f"Code: {commits}. Machine: {machines}.",

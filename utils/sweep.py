@@ -162,6 +162,8 @@ def begin(run):
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the process inherits the open file, and with it the lock
         except BlockingIOError:
             return None
+        except OSError:
+            pass  # a file system without locks
         _, folder = find(run)
         if (folder and is_held(folder)) or find(run)[0] == "finished":
             return None
