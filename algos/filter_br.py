@@ -1005,7 +1005,7 @@ def main():
     try:
         with hold(folder):
             if mode == "resume" and (versions := describe_run(args)["versions"]) != saved["versions"]:
-                saved.setdefault("resumed_with", []).append(versions)
+                saved.setdefault("resumed_with", []).append(versions)  # other code or packages may lead to other numbers
                 write_atomically(folder / "args.json", json.dumps(saved, indent=2))
             train(args, folder)
     except KeyboardInterrupt:
