@@ -52,7 +52,7 @@ class Args:
     n_validation_demos: int = 5
     """demonstrations to select the returned policy by, the last ones in the file"""
     p_tremble: float | None = None
-    """probability that the environment executes a uniformly random action instead of the policy's, in evaluation (0.1; mazes 0)"""
+    """probability that the environment executes a uniformly random action instead of the policy's (0.1; mazes 0)"""
     total_gradient_steps: int = 100_000
     """gradient steps of the whole run"""
     eval_every: int = 5
@@ -64,7 +64,7 @@ class Args:
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
     device: Literal["cpu", "cuda"] = "cpu"
-    """where the network and its batches are; environment and acting stay on the CPU"""
+    """where networks and data are; environment and acting stay on the CPU"""
     torch_threads: int = 1
     """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"

@@ -62,7 +62,7 @@ class Args:
     n_validation_demos: int = 5
     """demonstrations to select the returned policy by, the last ones in the file"""
     p_tremble: float | None = None
-    """probability that the environment executes a uniformly random action instead of the policy's, in training and in evaluation (0.1; mazes 0)"""
+    """probability that the environment executes a uniformly random action instead of the policy's (0.1; mazes 0)"""
     horizon: int | None = None
     """steps of an episode in training, no fewer than a demonstration has (the task's own; mazes 700); evaluation has the task's own"""
     total_timesteps: int = 200_000
@@ -76,7 +76,7 @@ class Args:
     capture_video: bool = False
     """record the first episode of every evaluation (needs moviepy)"""
     device: Literal["cpu", "cuda"] = "cpu"
-    """where networks, replay buffer and batches are; environment and acting stay on the CPU"""
+    """where networks and data are; environment and acting stay on the CPU"""
     torch_threads: int = 1
     """threads of this run; two runs of one thread each get more done on two cores than one run of two"""
     matmul_precision: Literal["highest", "high", "medium"] = "highest"

@@ -65,8 +65,6 @@ OWN_LINES = {
 OWN_FIELDS = {
     "n_rollouts": (("nrmm_dual",), "of each policy tried, not of the current one"),
     "alpha": (("nrmm_dual",), "NRMM is alpha 1, on every task"),
-    "p_tremble": (("bc",), "BC trains without an environment"),
-    "device": (("bc",), "BC has no replay buffer"),
 }
 
 METRICS = ["charts/timesteps", "charts/gradient_steps", "charts/all_timesteps", "charts/seconds"]
